@@ -1,6 +1,7 @@
 """Strategies that train Keras models on several devices and workers.
 
-Importing it lets Keras 3 load saved models with its layer, and tf_keras once that is imported.
+Importing this package registers `DistributedEmbedding`, so that Keras 3, and tf_keras once it is
+imported, can load saved models that contain it.
 """
 
 from strategies import callbacks

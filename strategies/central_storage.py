@@ -68,8 +68,8 @@ class CentralStorageStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy)
     ):
         compute_devices = resolve_devices(compute_devices, num_replicas, "compute_devices")
         holder = HOST if parameter_device is None else validate_devices([parameter_device])[0]
-        # A subclass of stock's mirrored strategy, which tf_keras checks for where it scales
-        # gradients.
+        # Stock's MirroredStrategy is a base class because tf_keras checks for it where it scales
+        # gradients. Its constructor is not called.
         extended = CentralStorageExtended(self, compute_devices, canonicalize(holder))
         tf.distribute.Strategy.__init__(self, extended)
 
@@ -107,19 +107,19 @@ class CentralStorageExtended(ReplicatedExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Creates one variable for all replicas, where a mirrored strategy has a copy on each.
 
-        See [Note: kinds of variables] in core/extended.py for what else there is.
+        See [Note: kinds of variables] in core/extended.py for the other kinds.
         """
         kwargs = keep_state_per_replica(kwargs)
-        if not _is_one_for_all(kwargs):
+        if not _is_shared(kwargs):
             return super()._create_variable(next_creator, **kwargs)
-        made: list[Any] = []
+        created: list[Any] = []
 
-        # Called for each device; what it returns is taken for the copy on that device.
+        # Called once per device, for the copy on that device.
         def create_once(**kwargs: Any) -> Any:
-            if not made:
+            if not created:
                 with tf.device(self._holder):
-                    made.append(next_creator(**kwargs))
-            return made[0]
+                    created.append(next_creator(**kwargs))
+            return created[0]
 
         variable = super()._create_variable(create_once, **kwargs)
         if len(self._devices) == 1 or not isinstance(variable, MirroredVariable):
@@ -156,17 +156,18 @@ class CentralStorageExtended(ReplicatedExtended):
         return (self._holder,)
 
 
-def _is_one_for_all(kwargs: dict[str, Any]) -> bool:
+def _is_shared(kwargs: dict[str, Any]) -> bool:
     """Returns whether all replicas share a variable; if not, each has its own copy.
 
-    Each has what it writes by itself, and what nothing sums or averages: integers such as the state
-    of a seed. A float without an aggregation is a layer's state, which is averaged when written.
+    Replicas have their own copies of a variable that each of them writes by itself (ON_READ), and
+    of one whose copies are neither summed nor averaged: an integer, such as the state of a seed
+    generator. A float without an aggregation is a layer's state, which is averaged when written.
     """
     if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
         return False
-    is_written_apart = (
+    has_no_aggregation = (
         kwargs.get("aggregation") in (None, tf.VariableAggregation.NONE)
         and kwargs.get("trainable") is False
         and "colocate_with" not in kwargs
     )
-    return not is_written_apart or is_unsynchronized_state(kwargs)
+    return not has_no_aggregation or is_unsynchronized_state(kwargs)

@@ -19,7 +19,7 @@ from strategies.files.atomic_files import all_writing, write_file
 from strategies.variables.partitioned import PartitionedVariable
 from strategies.variables.row_variable import RowVariable
 from tf_config import ClusterSpec, Task
-from tf_config.capacity import shown_bytes
+from tf_config.capacity import format_bytes
 from tf_config.drawing import Box, draw, draw_cluster
 
 
@@ -55,17 +55,17 @@ def draw_placement(
             f"draw_placement must be called by the workers. Received: a call by {config.task}. "
             "Call it on all workers."
         )
-    describe_contents = _describe_contents(strategy, model, tasks)
+    contents = _describe_contents(strategy, model, tasks)
     with all_writing(collectives, "Drawings", os.fspath(path)):
         if collectives.rank == 0:
-            drawn = _draw(None if config is None else config.cluster, describe_contents)
-            write_file(Path(path), drawn.encode())
+            drawing = _draw(None if config is None else config.cluster, contents)
+            write_file(Path(path), drawing.encode())
 
 
-def _draw(cluster: ClusterSpec | None, describe_contents: Mapping[Task, Sequence[str]]) -> str:
+def _draw(cluster: ClusterSpec | None, contents: Mapping[Task, Sequence[str]]) -> str:
     if cluster is not None:
-        return draw_cluster(cluster, None, describe_contents)
-    (lines,) = describe_contents.values()
+        return draw_cluster(cluster, None, contents)
+    (lines,) = contents.values()
     return draw("1 process", {socket.gethostname(): [Box("worker", "worker 0", lines)]})
 
 
@@ -78,29 +78,27 @@ def _describe_contents(
     on_servers = {} if registry is None else registry.describe_contents()
     for number, variables in on_servers.items():
         total = sum(size for _, size in variables)
-        lines[Task("ps", number)].append(f"variables: {shown_bytes(total)}")
+        lines[Task("ps", number)].append(f"variables: {format_bytes(total)}")
     if registry is None and model is not None:
-        mine = [_bytes(model.variables), _bytes(optimizer_variables(model))]
-        everyones = collectives_of(strategy).all_gather(tf.constant([mine], tf.int64)).numpy()
-        for task, (of_model, of_optimizer) in zip(tasks, everyones.tolist(), strict=True):
-            lines[task].append(f"variables: {shown_bytes(of_model)}")
-            lines[task].append(f"optimizer: {shown_bytes(of_optimizer)}")
+        own = [_bytes(model.variables), _bytes(optimizer_variables(model))]
+        gathered = collectives_of(strategy).all_gather(tf.constant([own], tf.int64)).numpy()
+        for task, (of_model, of_optimizer) in zip(tasks, gathered.tolist(), strict=True):
+            lines[task].append(f"variables: {format_bytes(of_model)}")
+            lines[task].append(f"optimizer: {format_bytes(of_optimizer)}")
     for layer in [] if model is None else layers_of(model):
-        for name, rows in layer.rows_by_owner().items() if _has_tables(layer) else ():
+        for name, rows in (
+            layer.rows_by_owner().items() if isinstance(layer, EmbeddingLayer) else ()
+        ):
             for (kind, number), count in rows.items():
                 task = Task("ps", number) if kind == "ps" else tasks[number]
                 lines[task].append(f"table {name}: {count:,} rows")
     for number, variables in on_servers.items():
-        lines[Task("ps", number)] += [f"{name}: {shown_bytes(size)}" for name, size in variables]
+        lines[Task("ps", number)] += [f"{name}: {format_bytes(size)}" for name, size in variables]
     return lines
 
 
-def _has_tables(layer: Any) -> bool:
-    return isinstance(layer, EmbeddingLayer)
-
-
 def _bytes(variables: Sequence[Any]) -> int:
-    """Returns the bytes that variables take in this process; of partitioned ones, its parts."""
+    """Returns the bytes of variables in this process, which has some parts of partitioned ones."""
     size = 0
     for variable in map(tensorflow_variable, variables):
         if isinstance(variable, RowVariable):  # a table, drawn by its number of rows

@@ -28,21 +28,21 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
 
     Raises:
       TypeError: if `variables` is a model, or anything else that is not a collection of variables.
-      RuntimeError: if values differ from the first worker's. The message has the ranks of the
-        workers, and the number of the first such variable.
+      RuntimeError: if values differ from the first worker's. The message names the ranks of the
+        workers, and the index of the first variable that differs.
     """
     if not isinstance(variables, Iterable):
         raise TypeError(
             "The second argument of verify_equal must be a collection of variables. Received: "
-            f"{type(variables).__name__}. Pass for example model.variables."
+            f"{type(variables).__name__}. Pass model.variables, for example."
         )
     digests = [[_digest(value) for value in _copies(variable)] for variable in variables]
     copies = max(map(len, digests), default=1)
     for own in digests:
         own += own[:1] * (copies - len(own))
-    mine = np.frombuffer(b"".join(b"".join(own) for own in digests), np.uint8)
-    mine = mine.reshape(len(digests), copies, 32).swapaxes(0, 1)
-    gathered = strategy.gather(tf.constant(mine), axis=0).numpy()
+    local = np.frombuffer(b"".join(b"".join(own) for own in digests), np.uint8)
+    local = local.reshape(len(digests), copies, 32).swapaxes(0, 1)
+    gathered = strategy.gather(tf.constant(local), axis=0).numpy()
     different = (gathered != gathered[:1]).any(axis=2)
     if different.any():
         ranks = sorted({int(n) // copies for n in np.flatnonzero(different.any(axis=1))})
@@ -50,16 +50,16 @@ def verify_equal(strategy: tf.distribute.Strategy, variables: Iterable[Any]) -> 
         raise RuntimeError(
             "All workers must hold the same values. Received: values that differ from those of the "
             f"first worker on worker {ranks}, in {int(different.any(axis=0).sum())} of "
-            f"{len(digests)} variables, the first of them number {first}. Check that every update "
-            "uses reduced gradients."
+            f"{len(digests)} variables, the first of them at index {first}. Check that every "
+            "update uses reduced gradients."
         )
-    return hashlib.sha256(mine[0].tobytes()).hexdigest()
+    return hashlib.sha256(local[0].tobytes()).hexdigest()
 
 
 def _copies(variable: Any) -> list[Any]:
-    """Returns this worker's values of a variable, one for each replica.
+    """Returns the values of a variable on this worker's replicas.
 
-    A variable whose parts on the replicas are aggregated on read has one value.
+    A variable that is aggregated on read has a single value.
     """
     value = tensorflow_variable(variable)
     if isinstance(value, RowVariable):

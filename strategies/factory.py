@@ -53,21 +53,22 @@ def from_tf_config(
             ]
         )
 
-    All options are checked wherever the script runs, and a warning names those that are not used.
+    The options of both strategies are validated in any case; a warning names those that the cluster
+    does not use.
 
     Args:
       cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       options: `ReductionOptions` for workers without servers, `ParameterServerOptions` for
         workers with servers, or both in a list.
       num_replicas: the number of replicas of each worker.
-      start_timeout: seconds to wait at the start.
+      start_timeout: the number of seconds to wait for other tasks at the start.
       **settings: further arguments of either strategy: `communication` and
-        `communication_options`; `mode` and the other attributes of `ParameterServerOptions`, in
-        place of such an object.
+        `communication_options`; `mode` and the other attributes of `ParameterServerOptions`,
+        instead of such an object in `options`.
 
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong.
-      TypeError: if an argument is not one of either strategy.
+      TypeError: if neither strategy has an argument of this name.
       ValueError: if a value is not valid.
     """
     _check_known(settings)
@@ -80,23 +81,23 @@ def from_tf_config(
     reduction, servers = _split_options(options)
     of_servers = {name: settings[name] for name in settings if name in _OF_SERVERS}
     of_workers = {name: settings[name] for name in settings if name in _OF_WORKERS}
-    given_servers = {**({} if servers is None else {"options": servers}), **of_servers}
-    given_workers = {**({} if reduction is None else {"options": reduction}), **of_workers}
-    # Options that are not used here are used elsewhere, and would be wrong there.
+    for_servers = {**({} if servers is None else {"options": servers}), **of_servers}
+    for_workers = {**({} if reduction is None else {"options": reduction}), **of_workers}
+    # Validated even if this cluster does not use them, because another cluster will.
     options_of(servers, of_servers)
     resolve_communication(of_workers.get("communication"))
     validate_options(of_workers.get("communication_options"))
     config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
     strategy: Any = MultiWorkerMirroredStrategy
-    used, unused = given_workers, given_servers
+    used, unused = for_workers, for_servers
     if config is not None and config.cluster.tasks("ps"):
-        strategy, used, unused = ParameterServerStrategy, given_servers, given_workers
+        strategy, used, unused = ParameterServerStrategy, for_servers, for_workers
     if unused and (config is None or config.task in config.cluster.training_tasks[:1]):
         tasks = "a ps task" if strategy is ParameterServerStrategy else "no ps task"
         logging.warning(
             "%s ignores %s, because the cluster has %s.",
             strategy.__name__,
-            _format_options(unused),
+            ", ".join(f"{name}={value!r}" for name, value in unused.items()),
             tasks,
         )
     return strategy(
@@ -110,17 +111,17 @@ def _split_options(
     """Splits options into those for workers without servers and those for workers with servers."""
     if options is None:
         return None, None
-    given = list(options) if isinstance(options, Sequence) else [options]
-    found: list[Any] = []
+    objects = list(options) if isinstance(options, Sequence) else [options]
+    by_kind: list[Any] = []
     for kind in (ReductionOptions, ParameterServerOptions):
-        of_kind = [one for one in given if isinstance(one, kind)]
-        found.append(of_kind[0] if len(of_kind) == 1 else None)
-    if len(given) != sum(one is not None for one in found):
+        of_kind = [one for one in objects if isinstance(one, kind)]
+        by_kind.append(of_kind[0] if len(of_kind) == 1 else None)
+    if len(objects) != sum(one is not None for one in by_kind):
         raise ValueError(
             "options must be a strategies.ReductionOptions, a strategies.ParameterServerOptions, "
             f"or a list of one of each. Received: {options!r}."
         )
-    return found[0], found[1]
+    return by_kind[0], by_kind[1]
 
 
 def _check_known(settings: Mapping[str, Any]) -> None:
@@ -137,7 +138,3 @@ def _check_known(settings: Mapping[str, Any]) -> None:
             f"options=ParameterServerOptions(...). Received: {name!r}."
             + (f" Did you mean {close[0]!r}?" if close else " Omit it.")
         )
-
-
-def _format_options(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

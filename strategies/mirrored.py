@@ -20,12 +20,12 @@ _Shape = tuple[int | None, ...] | None
 
 
 class ReplicatedStrategy(tf.distribute.Strategy):
-    """Base class of all strategies, with their reduction and printing."""
+    """Base class of all strategies of this package: `reduce`, `gather` and `print`."""
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas whose gradients are summed, of all workers that train in step."""
-        self.extended.loss_scale.note()
+        """The number of replicas, of all workers in step, whose gradients are summed."""
+        self.extended.loss_reduction_check.note_read()
         self.extended.loss_logs.note_divided()
         return super().num_replicas_in_sync
 
@@ -33,19 +33,19 @@ class ReplicatedStrategy(tf.distribute.Strategy):
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of `value` over all replicas, and along `axis` if it is given.
 
-        This is the method of stock tf.distribute with what Keras 3 needs in addition:
+        It extends `tf.distribute.Strategy.reduce` as Keras 3 requires:
 
         * Structures are reduced leaf by leaf.
         * If each replica's value is a scalar, as in logs, `axis` is ignored.
         * If values have no mean, because their shapes differ or they are not numbers, MEAN returns
-          the first replica's. Keras 3 reduces a batch in this way to learn its shapes.
+          the first replica's value. Keras 3 reduces a batch in this way to learn its shapes.
         * For integers in a structure that are not scalars, MEAN also returns the first replica's
           value, so that the ids and labels of a batch stay integers.
 
         Args:
           reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or their names.
           value: the result of `run`, a tensor of each worker, or a structure of these.
-          axis: the dimension to reduce within each replica's value; None for none.
+          axis: the dimension to also reduce in each replica's value; None reduces over replicas.
         """
         check_same_call(self.extended.collectives, "reduce", f"{reduce_op}, axis={axis}")
         is_batch = tf.nest.is_nested(value)
@@ -68,17 +68,18 @@ class ReplicatedStrategy(tf.distribute.Strategy):
         if shapes == {()}:
             axis = None
         if is_mean and axis is None:
-            is_whole = shapes != {()} and tf.as_dtype(leaves[0].dtype).is_integer
-            has_mean = _is_number(leaves[0]) and not (is_batch and is_whole)
+            is_integer = shapes != {()} and tf.as_dtype(leaves[0].dtype).is_integer
+            has_mean = _is_number(leaves[0]) and not (is_batch and is_integer)
             if not has_mean or not self._have_one_shape(shapes):
                 return leaves[0]
         return super().reduce(reduce_op, value, axis)
 
     def _have_one_shape(self, shapes: set[_Shape]) -> bool:
-        """Returns whether all replicas' values have one shape; in a graph, only this worker's."""
+        """Returns whether all replicas' values have one shape; in a graph, those of this worker."""
         if shapes == {()} or not tf.executing_eagerly():
             return len(shapes) == 1
-        # The workers' parts of a batch may differ, and a worker that reduces alone waits forever.
+        # Workers must agree: parts of a batch may differ in shape, and a worker that reduced while
+        # the others did not would wait forever.
         own = zlib.crc32(repr(sorted(map(repr, shapes))).encode())
         all_shapes = self.extended.collectives.all_gather(tf.constant([own], tf.int64))
         return len(shapes) == 1 and len(set(all_shapes.numpy().tolist())) == 1
@@ -93,7 +94,7 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
     """Synchronous training on all devices of this process, with mirrored variables.
 
     Use it like `tf.distribute.MirroredStrategy`, with Keras 3 or tf_keras. Without GPUs the
-    replicas are on logical CPUs, `num_replicas` of them (Fluid's CPU_NUM):
+    replicas are on `num_replicas` logical CPUs (CPU_NUM in PaddlePaddle's Fluid):
 
     >>> strategy = MirroredStrategy(num_replicas=1)
     >>> strategy.num_replicas_in_sync
@@ -102,8 +103,8 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
     Args:
       devices: the devices of the replicas, such as `["GPU:0", "GPU:1"]`. None means all GPUs, or
         the CPU.
-      cross_device_ops: the operations that sum gradients over the replicas. None means NCCL
-        between GPUs, and on the CPU a sum on the first replica's device.
+      cross_device_ops: the implementation of sums over the replicas. None means NCCL between GPUs,
+        and on the CPU a sum on the first replica's device.
       num_replicas: the number of replicas, instead of `devices`. Each replica uses a GPU, or a
         logical CPU if there are no GPUs. Logical CPUs can only be created before TensorFlow is
         initialized, so create the strategy first.
@@ -133,12 +134,12 @@ class MirroredStrategy(ReplicatedStrategy, tf.distribute.MirroredStrategy):
 def resolve_devices(
     devices: Sequence[str] | None, num_replicas: int | None, argument: str
 ) -> list[str]:
-    """Returns the devices of replicas, given by their names or by their number.
+    """Returns the devices of the replicas, from their names or their number.
 
     Args:
-      devices: names of devices.
-      num_replicas: number of devices.
-      argument: the argument that the names are from, for messages.
+      devices: the names of the devices.
+      num_replicas: the number of devices.
+      argument: the name of the argument `devices`, for messages.
 
     Raises:
       ValueError: if both are given, or there are no such devices.
@@ -158,7 +159,7 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
 
     Args:
       count: the number of devices; None means all of the GPUs, or one CPU.
-      gpus: the numbers of the GPUs to choose from; logical CPUs are created if there are none.
+      gpus: the numbers of the GPUs to use; logical CPUs are created if there are none.
 
     Raises:
       ValueError: if there are not enough devices.
@@ -170,8 +171,8 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
         if count > len(gpus):
             raise ValueError(
                 f"Each replica must have its own GPU. Received: {count} replicas, {len(gpus)} "
-                "GPUs. Request fewer replicas, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1) to use "
-                "the CPU."
+                "GPUs. Use fewer replicas, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1) to use the "
+                "CPU."
             )
         return [f"/device:GPU:{number}" for number in gpus[:count]]
     _make_logical_cpus(count)
@@ -179,41 +180,41 @@ def local_devices(count: int | None, gpus: range) -> list[str]:
 
 
 def validate_devices(devices: Sequence[str]) -> list[str]:
-    """Returns the full names of devices that a user named.
+    """Returns the full names of the given devices.
 
     Raises:
-      ValueError: if there are none, or if a device is named twice or unknown to TensorFlow.
+      ValueError: if there are none, or if a device is named twice or does not exist.
     """
-    known = [canonicalize(device.name) for device in tf.config.list_logical_devices()]
+    existing = [canonicalize(device.name) for device in tf.config.list_logical_devices()]
     try:
-        found = [canonicalize(device) for device in devices]
+        names = [canonicalize(device) for device in devices]
     except ValueError:
-        found = []
+        names = []
     # A tf.function that replicas call is traced once for each device, so replicas that share a
     # device would all run the first one's trace.
-    if not found or len(set(found)) < len(found) or not set(found) <= set(known):
+    if not names or len(set(names)) < len(names) or not set(names) <= set(existing):
         raise ValueError(
-            "Each replica must have its own device, and TensorFlow must know it. Received: "
-            f"{list(devices)}; the devices are {', '.join(known)}. Name each once, such as "
-            f'"{known[0]}"; num_replicas=2 creates two logical CPUs if there are no GPUs.'
+            "Each replica must have its own device, and the device must exist. Received: "
+            f"{list(devices)}; the devices are {', '.join(existing)}. Pass each device once, for "
+            f'example "{existing[0]}"; without GPUs, num_replicas=2 creates two logical CPUs.'
         )
-    return found
+    return names
 
 
 def _make_logical_cpus(count: int) -> None:
     (cpu, *_) = tf.config.list_physical_devices("CPU")
-    made = tf.config.get_logical_device_configuration(cpu)
-    if made is None and count > 1:
+    existing = tf.config.get_logical_device_configuration(cpu)
+    if existing is None and count > 1:
         logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
         try:
             tf.config.set_logical_device_configuration(cpu, logical)
         except RuntimeError:
-            made = []
-    if made is not None and len(made) < count:
+            existing = []
+    if existing is not None and len(existing) < count:
         raise ValueError(
             "Logical CPUs must be created before TensorFlow is initialized. Received: a request "
-            f"for {count}, but TensorFlow is already initialized with {max(len(made), 1)}. Create "
-            "the strategy before any tensor, or configure them with "
+            f"for {count}, but TensorFlow is already initialized with {max(len(existing), 1)}. "
+            "Create the strategy before any tensor, or configure them with "
             "tf.config.set_logical_device_configuration."
         )
 

@@ -1,6 +1,7 @@
-"""The modules of version 0.1.0 that have moved can be imported by their old names for one release.
+"""The old names of modules that moved since version 0.1.0, importable for one release.
 
-Names inside the modules are those of today. Delete this module, and its users, after that release.
+Only the modules' names are kept, not those of functions and classes that were renamed in them.
+Delete this module, and what uses it, after that release.
 """
 
 MOVED = {

@@ -10,8 +10,8 @@ from absl import logging
 
 from strategies.collectives import Collectives
 from strategies.collectives.selection import (
+    connect_workers,
     resolve_communication,
-    start,
     validate_options,
     with_implementation,
 )
@@ -116,17 +116,18 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
         options = with_bucket_bytes(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         devices = local_devices(num_replicas, gpus_of(config))
-        collectives, way = start(
+        collectives, way = connect_workers(
             config,
             resolve_communication(communication),
             communication_options,
             start_timeout_seconds(start_timeout),
             devices[0],
         )
-        # Before anything depends on it: with different numbers, workers would sum other gradients.
+        # Before any gradient is reduced: with different numbers of replicas, workers would sum
+        # different gradients.
         _check_replicas(collectives, len(devices))
-        # Stock's constructor is not called: it starts a TensorFlow server on the same port. Keras
-        # still needs stock's class as a base: it checks for that to gather logs and predictions.
+        # Stock's class is a base because Keras checks for it to gather logs and predictions. Its
+        # constructor is not called: it starts a TensorFlow server on the same port.
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ReplicatedExtended(self, collectives, devices, options, resolver)
         tf.distribute.Strategy.__init__(self, extended)
@@ -155,7 +156,7 @@ def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os
     if not 0 < value < float("inf"):
         raise ValueError(
             f"start_timeout must be a number of seconds above 0. Received: {setting!r}. Correct "
-            f"argument start_timeout or the variable {START_TIMEOUT_VARIABLE}."
+            f"the argument start_timeout or the environment variable {START_TIMEOUT_VARIABLE}."
         )
     return value
 
@@ -175,7 +176,7 @@ def gpus_of(config: TFConfig | None, environ: Mapping[str, str] = os.environ) ->
             logging.warning(
                 "Each worker must have its own GPU. Received: %d workers on this host, where "
                 "TensorFlow sees %d GPUs. Start fewer workers, set CUDA_VISIBLE_DEVICES=-1 to "
-                "train on the CPU, or set %s=1 if each worker sees another GPU.",
+                "train on the CPU, or set %s=1 if each worker sees a different GPU.",
                 len(local), gpus, OWN_GPUS_VARIABLE,
             )  # fmt: skip
         return range(gpus)

@@ -46,7 +46,7 @@ from strategies.ps.watchdog_store import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 
-_WIRES = {None: tf.float32, "fp16": tf.float16}
+_WIRE_DTYPES = {None: tf.float32, "fp16": tf.float16}
 
 _created_ranks: list[int] = []  # the rank of this process, once it has a strategy
 
@@ -63,9 +63,8 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     The mode determines what a worker waits for, and how stale the variables are that it uses:
 
     * "sync": all workers take each step together, and the servers make one update from it. N
-      workers train like one process with the same global batch, and nothing is stale. A worker
-      that ends before the others counts as one without examples; a worker that is killed is waited
-      for.
+      workers train like one process with the same global batch, and nothing is stale. A worker that
+      ends before the others counts as one without examples; a worker that is killed is waited for.
     * "async": no worker waits. Updates are queued and sent in the background. A worker's copy lacks
       at most `send_queue_size` of its own steps that are queued or being sent, and `pull_every - 1`
       steps that were sent since the last pull. The number of other workers' steps that it lacks is
@@ -109,14 +108,13 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     Args:
       cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       mode: "sync", "async", "half_async" or "geo"; "async" by default.
-      options: `ParameterServerOptions`: the mode, the placement of variables, and what is waited
-        for.
+      options: the mode, the placement of the variables, and how far workers may run ahead.
       num_replicas: the number of replicas of each worker, on GPUs of its own or logical CPUs. What
         they compute is summed in the worker and sent once.
       start_timeout: seconds to wait at the start for the servers, in "sync" for the other workers,
         and for the first worker's initial values. None means the value of
         `tf-config run --start-timeout`, or 300.
-      **settings: single attributes of `ParameterServerOptions`, such as `placement`, in place of
+      **settings: single attributes of `ParameterServerOptions`, such as `placement`, instead of
         `options`.
 
     Attributes:
@@ -125,7 +123,7 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     Raises:
       ClusterConfigError: if TF_CONFIG is wrong or names no parameter server.
       TypeError: if a setting does not exist.
-      ValueError: if an argument is not valid, or has no meaning in this mode, or if the program
+      ValueError: if an argument is not valid, or cannot be used in this mode, or if the program
         already has a `ParameterServerStrategy`.
       TimeoutError: if a server, or in "sync" a worker, does not start in time; the message names
         it.
@@ -160,9 +158,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         may_share = resolve_communication(None) in ("auto", "shared_memory")
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
-        update_mode = update_mode_of(options, servers)
+        update_mode = create_update_mode(options, servers)
         memberships = _register(servers, timeout, update_mode.in_step)
-        # From here on, the servers are also told of a start that fails.
+        # From here on, the servers learn of this worker's end, also if it fails below.
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if update_mode.in_step:
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
@@ -175,16 +173,16 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ParameterServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
-            wire=_WIRES[options.compression],
+            wire=_WIRE_DTYPES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_share_number, registry))
         if update_mode.in_step and servers.size > 1:
             watchdog, session = watch_by_servers(servers, config.cluster, config.task)
-            # Runs before _leave, because the watchdog needs one of the servers.
+            # Registered later than _leave, so it runs earlier: the watchdog needs a server.
             atexit.register(_end_watch, watchdog, session, servers.servers[0])
-            # Not where workers are not in step, and come and go.
+            # Only for workers in step; in the other modes, workers may join and leave at any time.
             names = [str(task) for task in config.cluster.training_tasks]
             with servers.operations.track_eager("start of shared memory"):
                 if on_servers.share_memory(names, may_share):
@@ -251,8 +249,8 @@ def options_of(
     return options
 
 
-def update_mode_of(options: ParameterServerOptions, servers: ServerGroup) -> Mode:
-    """Creates the update mode for the options."""
+def create_update_mode(options: ParameterServerOptions, servers: ServerGroup) -> Mode:
+    """Creates the update mode that the options select."""
     cls = MODES[options.mode]
     settings = {name: getattr(options, name) for name in cls.settings}
     return cls(servers, **{name: each for name, each in settings.items() if each is not None})
@@ -275,7 +273,6 @@ def _require_servers(config: TFConfig | None) -> TFConfig:
 
 
 def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membership]:
-    """Registers this worker with all servers."""
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
     ]
@@ -296,8 +293,8 @@ def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membe
                 "Restart all tasks, the servers included ('tf-config run --max-restarts' does "
                 "this), or use another mode."
             )
-    # Only when all servers have been checked: the other workers begin when this one is present, and
-    # would wait for it in their first step.
+    # Only after all servers have been checked: the other workers start once this one is present, so
+    # if a check failed later, they would wait for it in their first step.
     for membership in memberships:
         membership.set_state(servers.rank, PRESENT)
     return memberships
@@ -310,8 +307,8 @@ def _wait_until_serving(
         membership.is_initialized,
         lambda: f"{server.address}, ps {server.number}",
         lambda name: (
-            "A parameter server must be 'python -m strategies.serve'. Received: another program at "
-            f"{name}."
+            "A ps task must run 'python -m strategies.serve'. Received: another program at "
+            f"{name}. Start the job with 'tf-config run', which starts the servers."
         ),
         timeout,
         start=start,
@@ -319,7 +316,6 @@ def _wait_until_serving(
 
 
 def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], timeout: float) -> None:
-    """Waits until all workers have registered."""
 
     def missing() -> list[int]:
         return sorted({rank for each in memberships for rank in each.workers(AWAITED)})
@@ -328,8 +324,8 @@ def _wait_for_workers(tasks: Sequence[Task], memberships: list[Membership], time
         lambda: not missing(),
         lambda: ", ".join(str(tasks[rank]) for rank in missing()),
         lambda names: (
-            f"In mode='sync' all workers must start within {timeout:g} s. Received: no {names}. "
-            f"{SAME_SCRIPT}"
+            f"In mode='sync' all workers must start within {timeout:g} s. Received: nothing from "
+            f"{names}. {SAME_SCRIPT}"
         ),
         timeout,
     )
@@ -355,7 +351,7 @@ def _leave(
     for membership, server in zip(memberships, servers.servers, strict=True):
         close(server.sessions(), server)
         if server.is_there():
-            # In a thread that can be left: TensorFlow waits for a server that is gone meanwhile.
+            # In a daemon thread with a time limit: TensorFlow waits forever for a server that ends.
             arguments = membership, server, servers.rank, tasks
             thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
             thread.start()
@@ -366,7 +362,6 @@ def _leave(
 def _announce_end(
     membership: Membership, server: ServerConnection, rank: int, tasks: Sequence[Task]
 ) -> None:
-    """Tells a server that this worker has ended."""
     with contextlib.suppress(tf.errors.OpError):
         membership.set_state(rank, LEFT)
         if server.number == 0 and (missing := membership.workers(AWAITED)):

@@ -33,7 +33,8 @@ def main() -> int:
     address = cluster.addresses[task]
     jobs = tf.train.ClusterSpec({"ps": {task.index: str(address)}})
     try:
-        # What `tf.config` sets is not the server's: it would take the memory of all GPUs.
+        # Without GPUs, which a server does not use: it would allocate the memory of all of them.
+        # Settings of `tf.config` do not apply to a `tf.distribute.Server`.
         without_gpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         server = tf.distribute.Server(
             jobs, job_name="ps", task_index=task.index, config=without_gpus
@@ -93,7 +94,7 @@ if __name__ == "__main__":
         code = main()
     except KeyboardInterrupt:
         code = 130
-    # TensorFlow's server does not end by itself.
+    # TensorFlow's server cannot be shut down, and its threads would keep the process alive.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

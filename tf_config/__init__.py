@@ -1,4 +1,4 @@
-"""The topology of a training job: tasks, clusters and TF_CONFIG. Does not import TensorFlow."""
+"""The tasks and addresses of a training job, and TF_CONFIG. Does not import TensorFlow."""
 
 from tf_config.address import Address
 from tf_config.builder import local_cluster

@@ -1,4 +1,4 @@
-"""Makes `python -m tf_config` the command `tf-config`."""
+"""Makes `python -m tf_config` equivalent to the command `tf-config`."""
 
 import sys
 

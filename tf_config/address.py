@@ -63,8 +63,8 @@ class Address:
             )
         if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
             raise ClusterConfigError(
-                f"A port must be a number from 1 to 65535. Received: {quoted(text)}. Choose a free "
-                "one, as in 'node1:2222'."
+                f"A port must be a number from 1 to 65535. Received: {quoted(text)}. Write for "
+                "example 'node1:2222'."
             )
         if not (_is_ip(host, 6) or _HOST_NAME.fullmatch(host)):
             raise ClusterConfigError(
@@ -78,7 +78,7 @@ class Address:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """The normalized host and port: `localhost` is 127.0.0.1, for example."""
+        """The normalized host and port; for example, 127.0.0.1 for `localhost`."""
         host = self.host.lower().rstrip(".")
         if _is_ip(host, 6):
             host = ipaddress.IPv6Address(host).compressed
@@ -90,6 +90,6 @@ def _is_ip(host: str, version: int) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    # Python accepts any text as a zone, such as eth0 in fe80::1%eth0.
+    # Python accepts any text as the zone of an address (eth0 in fe80::1%eth0).
     _, percent, zone = host.partition("%")
     return address.version == version and (not percent or bool(_ZONE.fullmatch(zone)))

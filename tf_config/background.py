@@ -1,4 +1,4 @@
-"""Background threads, and how they end."""
+"""Background threads that call a function at regular intervals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 def call_regularly(
     action: Callable[[], object], seconds: float, ended: threading.Event, name: str
 ) -> None:
-    """Calls a function every few seconds in a thread, until an event is set.
+    """Calls a function at regular intervals in a background thread until an event is set.
 
-    Nobody waits for the thread: a call that is blocked, as by a pipe that nobody reads, must not
-    keep its owner from ending. So one call may still run after the event was set, and the function
-    must bear that what it uses is closed.
+    The thread is never joined, because a call may block forever, for example on a pipe that no
+    process reads. Therefore a call may still run after the event is set, and the function must
+    tolerate that the resources it uses are closed.
 
     Args:
       action: the function; it is first called after one interval.
       seconds: the number of seconds between two calls.
-      ended: the event.
+      ended: the event that ends the calls.
       name: the name of the thread.
     """
 

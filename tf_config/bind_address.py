@@ -1,4 +1,4 @@
-"""The hosts on which a server listens, so that others reach it at an address of the cluster."""
+"""The addresses that a server binds to, so that other machines reach it at its cluster address."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
-    """Returns the address families and hosts to listen on, the best one first.
+    """Returns the address families and hosts to listen on, in order of preference.
 
-    The last entry is all addresses of this machine: behind address translation, the name that
-    others use is not an address of this machine, and a pod's name resolves only some seconds after
-    its start. It is the only entry if this machine resolves its own name to a loopback address, as
-    Debian does, because no other machine can reach that.
+    The last entry stands for all addresses of this machine. It is needed behind network address
+    translation, where this machine does not have the address that others use, and in a pod, whose
+    name resolves only some seconds after its start. It is the only entry if this machine resolves
+    its own name to a loopback address, as on Debian, because others cannot reach that address.
 
     >>> listening_hosts("127.0.0.1") == ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""))
     True
@@ -32,23 +32,23 @@ def listening_hosts(host: str) -> tuple[tuple[int, str], ...]:
 
 
 def bind_first(host: str, bind: Callable[[str], T]) -> T:
-    """Returns what `bind` returns for the best of the hosts to listen on that this machine has.
+    """Binds to the first of `listening_hosts` that this machine has; returns the result of `bind`.
 
     Raises:
       OSError: if `bind` fails for another reason, such as a port in use.
     """
-    places = [place for _, place in listening_hosts(host)]
-    for place in places[:-1]:
+    candidates = [candidate for _, candidate in listening_hosts(host)]
+    for candidate in candidates[:-1]:
         try:
-            return bind(place)
+            return bind(candidate)
         except OSError as error:
             if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
                 raise
-    return bind(places[-1])
+    return bind(candidates[-1])
 
 
 def _is_loopback_to_itself(host: str) -> bool:
-    """Returns whether a name that others know resolves to a loopback address on this machine."""
+    """Returns whether a name that other machines use is a loopback address on this machine."""
     if host.rstrip(".").lower() == "localhost":
         return False
     try:
@@ -57,7 +57,7 @@ def _is_loopback_to_itself(host: str) -> bool:
     except ValueError:
         pass
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        addresses = {i[4][0] for i in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    return bool(found) and all(ip_address(str(each)).is_loopback for each in found)
+    return bool(addresses) and all(ip_address(str(each)).is_loopback for each in addresses)

@@ -1,4 +1,4 @@
-"""Clusters from roles and hosts: the host and port of each task."""
+"""Assigns a host and a port to each task of a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HERE = "127.0.0.1"
 def local_cluster(
     workers: int = 1, *, chief: bool = False, ps: int = 0, host: str = _HERE
 ) -> ClusterSpec:
-    """Returns a cluster on this machine, each task on a currently free port.
+    """Returns a cluster on this machine, in which each task has a currently free port.
 
     >>> [str(task) for task in local_cluster(workers=2, ps=1).addresses]
     ['worker 0', 'worker 1', 'ps 0']
@@ -45,8 +45,8 @@ def place(
     """Returns the host of each task.
 
     The chief and the workers fill the slots of the hosts in order. Parameter servers are assigned
-    round-robin to `ps_hosts`, or to `hosts` if `ps_hosts` is empty; they take no slot. The
-    evaluator runs on the last host.
+    round-robin to `ps_hosts`, or to `hosts` if `ps_hosts` is empty, and do not use slots. The
+    evaluator runs on the host of the last slot.
 
     >>> placed = place(Roles(workers=3, ps=1), [Host("a", 2), Host("b", 2)])
     >>> [f"{task} on {host.name}" for task, host in placed.items()]
@@ -58,34 +58,35 @@ def place(
       ps_hosts: the hosts of the parameter servers.
 
     Raises:
-      ClusterConfigError: if there are too few slots, or hosts for parameter servers but no servers,
-        or if loopback names are mixed with names of other hosts.
+      ClusterConfigError: if there are too few slots, if `ps_hosts` is given without parameter
+        servers, or if loopback names are mixed with names of other hosts.
     """
     training = roles.workers + roles.chief
     hosts = hosts or [Host(_HERE, max(training, 1))]
     slots = [host for host in hosts for _ in range(host.slots)]
     if training > len(slots):
         raise ClusterConfigError(
-            f"Each worker must have a slot on a host, and so must the chief. Received: {training} "
-            f"for the {len(slots)} slots of {', '.join(h.name for h in hosts)}. Request fewer "
-            "workers, or raise the number after a host's name: 'node1:4'."
+            "Each worker, and the chief, must have its own slot on a host. Received: "
+            f"{training} tasks for the {len(slots)} slots of {', '.join(h.name for h in hosts)}. "
+            "Request fewer workers, or raise the number after a host's name: 'node1:4'."
         )
     if ps_hosts and not roles.ps:
         raise ClusterConfigError(
             "--ps-hosts requires parameter servers. Received: none. Add --ps, or omit the hosts."
         )
-    of_ps = list(ps_hosts or hosts)
+    servers = list(ps_hosts or hosts)
     if roles.ps:
-        check_reachable([*hosts, *(host for host in of_ps if host not in hosts)])
-    where = {"chief": slots, "worker": slots[roles.chief :], "ps": of_ps, "evaluator": slots[-1:]}
+        check_reachable([*hosts, *(host for host in servers if host not in hosts)])
+    workers = slots[roles.chief :]
+    where = {"chief": slots, "worker": workers, "ps": servers, "evaluator": slots[-1:]}
     return {task: where[task.type][task.index % len(where[task.type])] for task in roles.tasks}
 
 
 def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> ClusterSpec:
-    """Returns the cluster of tasks on hosts; each task gets the next of its host's ports.
+    """Returns a cluster in which each task has the next unused port of its host.
 
     Args:
-      where: the host of each task. An evaluator gets no address.
+      where: the host of each task. Evaluators are not part of the cluster and are skipped.
       ports: the ports of each host, at least one per task.
 
     Raises:
@@ -107,7 +108,7 @@ def cluster(where: Mapping[Task, str], ports: Mapping[str, Sequence[int]]) -> Cl
 
 
 def free_ports(count: int, host: str = _HERE) -> list[int]:
-    """Returns `count` different TCP ports on which no process listens at `host` now.
+    """Returns `count` different TCP ports of `host` on which no process currently listens.
 
     Raises:
       ClusterConfigError: if there are too few free ports.
@@ -127,7 +128,7 @@ def free_ports(count: int, host: str = _HERE) -> list[int]:
 
 
 def ports_from(first: int, count: int) -> list[int]:
-    """Returns up to `count` consecutive ports from `first` on, free or not."""
+    """Returns up to `count` consecutive ports, beginning with `first`, whether free or not."""
     return list(range(first, min(first + count, 1 << 16)))
 
 

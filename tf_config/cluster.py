@@ -1,4 +1,4 @@
-"""Tasks, the cluster that they form, and TF_CONFIG, one task's view of the cluster."""
+"""Tasks, the cluster that they form, and TF_CONFIG, which describes both to one of the tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Task:
         _check_type(self.type)
         if not isinstance(self.index, int) or isinstance(self.index, bool) or self.index < 0:
             raise ClusterConfigError(
-                f"A task's index must be a whole number from 0. Received: {quoted(self.index)}. "
+                f"A task's index must be an integer >= 0. Received: {quoted(self.index)}. "
                 "Number the tasks of a type 0, 1, 2, ..."
             )
 
@@ -71,8 +71,8 @@ class Task:
 class ClusterSpec:
     """The addresses of all tasks that train together, validated on construction.
 
-    The indices of a job need not be consecutive: TensorFlow's sparse form names only the tasks that
-    this task has to know.
+    The indices of a job's tasks need not be consecutive: TensorFlow's sparse form contains only the
+    tasks that this task communicates with.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["node1:2222", "node2:2222"]})
     >>> [str(task) for task in spec.training_tasks]
@@ -99,14 +99,14 @@ class ClusterSpec:
 
     @classmethod
     def from_dict(cls, jobs: object) -> ClusterSpec:
-        """Returns the cluster of TF_CONFIG's `cluster` value.
+        """Returns the cluster that TF_CONFIG's `cluster` value describes.
 
         Args:
           jobs: a dictionary from job names to lists of addresses, or to dictionaries from index to
             address.
 
         Raises:
-          ClusterConfigError: if the value breaks a rule.
+          ClusterConfigError: if the value is invalid.
         """
         if not isinstance(jobs, Mapping) or not jobs:
             raise ClusterConfigError(
@@ -120,14 +120,14 @@ class ClusterSpec:
                 task = Task(job, index)
                 if task in addresses:
                     raise ClusterConfigError(
-                        f"A task cannot have two addresses. Received: two for {task}. Leave out "
-                        "one."
+                        f"A task cannot have two addresses. Received: two for {task}. Remove one "
+                        "of them."
                     )
                 addresses[task] = Address.parse(address)
         return cls(addresses)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns TF_CONFIG's `cluster` value: lists, or the sparse form if indices have gaps."""
+        """Returns TF_CONFIG's `cluster` value: lists, or the sparse form for indices with gaps."""
         jobs: dict[str, dict[int, str]] = {}
         for task, address in self.addresses.items():
             jobs.setdefault(task.type, {})[task.index] = str(address)
@@ -137,7 +137,7 @@ class ClusterSpec:
         }
 
     def tasks(self, task_type: str) -> tuple[Task, ...]:
-        """Returns the tasks of one type, by index."""
+        """Returns the tasks of one type, ordered by index."""
         return tuple(task for task in self.addresses if task.type == task_type)
 
     @property
@@ -169,18 +169,17 @@ class TFConfig:
 
     def __post_init__(self) -> None:
         if self.task.type != "evaluator" and self.task not in self.cluster.addresses:
-            have = ", ".join(str(task) for task in self.cluster.tasks(self.task.type)) or "none"
+            known = ", ".join(str(task) for task in self.cluster.tasks(self.task.type)) or "none"
             raise ClusterConfigError(
-                f"'task' must be one of the tasks in 'cluster'. Received: {self.task}; of that "
-                f"type, the cluster has {have}. Correct the type or index, or add the task's "
+                f"'task' must be one of the tasks in 'cluster'. Received: {self.task}; tasks of "
+                f"this type in the cluster: {known}. Correct the type or index, or add the task's "
                 "address."
             )
         for name in ("environment", "rpc_layer"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ClusterConfigError(
-                    f"'{name}' must be a string. Received: {quoted(value)}. Correct it, or leave "
-                    "it out."
+                    f"'{name}' must be a string. Received: {quoted(value)}. Correct or omit it."
                 )
 
     @classmethod
@@ -191,7 +190,7 @@ class TFConfig:
         ignored.
 
         Raises:
-          ClusterConfigError: if the string is not JSON or breaks a rule.
+          ClusterConfigError: if the string is not JSON or is invalid.
         """
         if not isinstance(text, str) or not text.strip():
             raise ClusterConfigError(
@@ -225,7 +224,7 @@ class TFConfig:
         """Returns the configuration in the environment variable TF_CONFIG; None if it is unset.
 
         Raises:
-          ClusterConfigError: if it is set but invalid; an empty value is invalid.
+          ClusterConfigError: if the variable is set but invalid; an empty value is invalid.
         """
         text = (os.environ if environ is None else environ).get(VARIABLE)
         return None if text is None else cls.from_json(text)
@@ -253,7 +252,7 @@ def _check_type(task_type: object) -> None:
         hint = " TensorFlow 2 calls the master 'chief'." if task_type == "master" else hint
         raise ClusterConfigError(
             f"A task's type must be one of {', '.join(TASK_TYPES)}. Received: {quoted(task_type)}. "
-            f"Use one of these.{hint}"
+            f"Choose one of these.{hint}"
         )
 
 
@@ -268,7 +267,7 @@ def _check_jobs(addresses: Mapping[Task, Address]) -> None:
     if types.count("chief") > 1 or ("chief" in types and Task("chief", 0) not in addresses):
         chiefs = ", ".join(str(task) for task in addresses if task.type == "chief")
         raise ClusterConfigError(
-            f"A cluster cannot have more than one chief, chief 0. Received: {chiefs}. Make the "
+            f"A cluster cannot have a chief other than chief 0. Received: {chiefs}. Make the "
             "others workers."
         )
     if "chief" not in types and "worker" not in types:
@@ -318,7 +317,7 @@ def _parse_index(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
         return int(value)
     raise ClusterConfigError(
-        f"A task's index must be a whole number from 0. Received: {quoted(value)}. Number the "
+        f"A task's index must be an integer >= 0. Received: {quoted(value)}. Number the "
         "tasks of a type 0, 1, 2, ..."
     )
 
@@ -329,7 +328,7 @@ def _build_without_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, 
         if key in values:
             raise ClusterConfigError(
                 f"A JSON object cannot have the same key twice. Received: {quoted(key)} twice. "
-                "Leave out one, or merge the two lists."
+                "Remove one of them, or merge the two values."
             )
         values[key] = value
     return values

@@ -1,4 +1,4 @@
-"""A drawing of a cluster as SVG: its hosts, their tasks, and what the tasks hold."""
+"""SVG drawings of a cluster: its hosts, their tasks, and further lines of text for each task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from tf_config.cluster import ClusterSpec, Task
 
 _LINE, _PAD, _GAP, _TITLE = 18.0, 12.0, 16.0, 44.0
-_CHARACTER, _OF_HEAD = 7.0, 9.0  # approximate width of a character in a line and in a heading
+_CHARACTER, _HEAD_CHARACTER = 7.0, 9.0  # approximate widths in a line and in a heading
 _NARROWEST, _WIDEST = 130.0, 430.0
 _ACROSS = 1000.0
 _MOST_LINES = 24
@@ -30,7 +30,7 @@ class Box:
     """One task of a drawing.
 
     Attributes:
-      kind: the task's type, which determines the color.
+      kind: the task's type, which determines the color of the box.
       title: the task's name.
       lines: the lines below the title.
       is_marked: whether the box has a bold frame.
@@ -45,7 +45,7 @@ class Box:
 def draw_cluster(
     cluster: ClusterSpec, this_task: Task | None, held: Mapping[Task, Sequence[str]] | None = None
 ) -> str:
-    """Returns a drawing of a cluster as the text of an SVG file.
+    """Returns an SVG drawing of a cluster.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["node1:2222", "node2:2222"]})
     >>> draw_cluster(spec, Task("worker", 0)).count("<rect")
@@ -53,7 +53,7 @@ def draw_cluster(
 
     Args:
       cluster: the tasks and their addresses.
-      this_task: the task to draw with a bold frame; None for no task.
+      this_task: the task whose box has a bold frame; None for no task.
       held: further lines for each task.
     """
     hosts: dict[str, list[Box]] = {}
@@ -69,7 +69,7 @@ def draw_cluster(
 
 
 def draw(title: str, hosts: Mapping[str, Sequence[Box]]) -> str:
-    """Returns a drawing of tasks, grouped by host, as the text of an SVG file.
+    """Returns an SVG drawing of tasks that are grouped by host.
 
     >>> ElementTree.fromstring(draw("one", {"node1": [Box("worker", "worker 0")]})).tag
     '{http://www.w3.org/2000/svg}svg'
@@ -80,13 +80,13 @@ def draw(title: str, hosts: Mapping[str, Sequence[Box]]) -> str:
     across = max(1, int((_ACROSS - 2 * _PAD) // (width + _GAP)))
     for host, boxes in hosts.items():
         columns = min(across, len(boxes))
-        panel_width = max(columns * (width + _GAP) + _GAP, _OF_HEAD * len(host) + 2 * _PAD)
+        panel_width = max(columns * (width + _GAP) + _GAP, _HEAD_CHARACTER * len(host) + 2 * _PAD)
         if x > _PAD and x + panel_width > _ACROSS:
             x, y, row_height = _PAD, y + row_height + _GAP, 0.0
         height = _panel(panels, host, boxes, (x, y, width, panel_width), columns)
         right, row_height = max(right, x + panel_width), max(row_height, height)
         x += panel_width + _GAP
-    size = max(right, _OF_HEAD * len(title) + 2 * _PAD) + _PAD, y + row_height + _PAD
+    size = max(right, _HEAD_CHARACTER * len(title) + 2 * _PAD) + _PAD, y + row_height + _PAD
     return _document(title, size, panels)
 
 
@@ -117,14 +117,14 @@ def _panel(
     place: tuple[float, float, float, float],
     columns: int,
 ) -> float:
-    """Draws a host and its tasks; returns the height of the drawing."""
+    """Draws a host with its tasks; returns the height of the panel."""
     left, top, width, panel_width = place
     panel = ElementTree.SubElement(parent, "g")
     y = top + _LINE + _PAD
     rows = [boxes[start : start + columns] for start in range(0, len(boxes), columns)]
     drawn = []
     for row in rows:
-        height = max(_box_height(box) for box in row)
+        height = max(1 + len(_format(box)) for box in row) * _LINE + _PAD
         drawn += [(box, left + _GAP + n * (width + _GAP), y, height) for n, box in enumerate(row)]
         y += height + _GAP
     _rectangle(panel, (left, top, panel_width, y - top), "none", "#afb8c1", dashed=True)
@@ -155,10 +155,6 @@ def _format(box: Box) -> list[str]:
     return [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1} more"]
 
 
-def _box_height(box: Box) -> float:
-    return (1 + len(_format(box))) * _LINE + _PAD
-
-
 def _box_width(boxes: Sequence[Box]) -> float:
     texts = [text for box in boxes for text in (box.title, *box.lines)]
     longest = max(map(len, texts), default=0) * _CHARACTER + 2 * _PAD
@@ -166,7 +162,7 @@ def _box_width(boxes: Sequence[Box]) -> float:
 
 
 def _shorten(text: str, width: float) -> str:
-    """Returns a text, with its middle left out if it does not fit into a box."""
+    """Returns a text, with '...' in place of its middle if it does not fit into a box."""
     most = int((width - 2 * _PAD) / _CHARACTER)
     if len(text) <= most:
         return text

@@ -1,11 +1,11 @@
-"""The error of this package, and helpers for its messages."""
+"""The exception that this package raises, and helpers for its messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# What users call a scheduler or launcher whose name here is not similar.
+# Other names of schedulers and launchers that are too different for difflib to match.
 _SYNONYMS = {
     **dict.fromkeys(("k8s", "kube", "kubectl"), "kubernetes"),
     **dict.fromkeys(("srun", "sbatch"), "slurm"),
@@ -17,14 +17,14 @@ _SYNONYMS = {
 
 
 class ClusterConfigError(ValueError):
-    """Raised when a cluster, task or TF_CONFIG breaks a rule.
+    """Raised when a cluster, a task or TF_CONFIG is invalid.
 
-    The message is one line: the rule, the value received and the remedy.
+    The message is a single line that states the rule, the value received and the remedy.
     """
 
 
 def quoted(value: object, limit: int = 160) -> str:
-    """Returns `value` as one line of at most about `limit` characters, for a message.
+    """Returns the representation of `value` in one line, cut off after `limit` characters.
 
     >>> quoted("a\\nb")
     "'a\\\\nb'"
@@ -37,9 +37,9 @@ def quoted(value: object, limit: int = 160) -> str:
 
 
 def suggestion(value: object, known: Iterable[str]) -> str:
-    """Returns a question that suggests the known name closest to `value`; "" if none is close.
+    """Returns a question that suggests the known name most similar to `value`; "" if none is.
 
-    Dashes in front do not make names similar.
+    Leading dashes are ignored.
 
     >>> suggestion("--wrokers", ["--workers", "--ps"])
     " Did you mean '--workers'?"
@@ -51,5 +51,5 @@ def suggestion(value: object, known: Iterable[str]) -> str:
     names = {name.lstrip("-"): name for name in known}
     text = str(value).lstrip("-")
     text = _SYNONYMS.get(text.lower(), text)
-    found = difflib.get_close_matches(text, list(names), 1)
-    return f" Did you mean {quoted(names[found[0]])}?" if found else ""
+    matches = difflib.get_close_matches(text, list(names), 1)
+    return f" Did you mean {quoted(names[matches[0]])}?" if matches else ""

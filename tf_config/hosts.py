@@ -28,7 +28,7 @@ class Host:
     Attributes:
       name: the host's name or IP address, without brackets.
       slots: the number of training tasks that the host runs.
-      user: the user that ssh logs in as; None for ssh's default.
+      user: the user name for ssh; None for ssh's default.
     """
 
     name: str
@@ -45,24 +45,24 @@ class Host:
 
     @property
     def login(self) -> str:
-        """The destination for ssh: `user@name`, or only the name."""
+        """The destination for ssh: `user@name`, or the name alone."""
         return self.name if self.user is None else f"{self.user}@{self.name}"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the name is a loopback name, which on every machine means the machine itself."""
+        """Whether the name is a loopback name, which on each machine means that machine."""
         return self.name.lower() in _LOOPBACK
 
     @property
     def is_here(self) -> bool:
-        """Whether the host is certainly this machine."""
+        """Whether the host is known to be this machine."""
         return self.is_loopback or self.name.lower() in _own_names()
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Returns the hosts of a list in the form of `horovodrun -H` and `mpirun --host`.
+    """Returns the hosts in a list of the form that `horovodrun -H` and `mpirun --host` use.
 
-    A host without a number has one slot. The slots of a host that is listed twice are added.
+    A host without a number has one slot. The slots of a host that is listed twice are added up.
 
     >>> parse_hosts("node1:2,root@node2")
     [Host(name='node1', slots=2, user=None), Host(name='node2', slots=1, user='root')]
@@ -76,7 +76,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
-    """Returns the hosts of a hostfile in Open MPI's, Horovod's or MPICH's form, one per line.
+    """Returns the hosts in a hostfile of Open MPI, Horovod or MPICH, which has one per line.
 
     Lines are `node1 slots=4 max_slots=8`, `node1:4` or `node1`; `#` starts a comment.
 
@@ -105,7 +105,7 @@ def parse_hostfile(text: str, origin: str = "hostfile") -> list[Host]:
 
 @functools.cache
 def _own_names() -> tuple[str, ...]:
-    # Cached, because the full name may need a query to a name service.
+    # Cached, because the fully qualified name may require a DNS query.
     return socket.gethostname().lower(), socket.getfqdn().lower()
 
 
@@ -115,21 +115,21 @@ def _host(item: str, text: str) -> Host:
         raise ClusterConfigError(
             "Hosts must have the form 'node1:2,node2:2', with an IPv6 address in brackets. "
             f"Received: {quoted(item)} in {quoted(text)}. Write the name, ':' and the number of "
-            "workers there."
+            "the host's workers."
         )
     name = match["host"].removeprefix("[").removesuffix("]")
     return Host(name, int(match["slots"] or 1), match["user"])
 
 
 def _apply_options(host: Host, options: Sequence[str], place: str) -> Host:
-    """Returns a host with the options `slots=4 max_slots=8`, also spelled with a dash, applied."""
+    """Returns a host with options such as `slots=4 max_slots=8` (or `max-slots=8`) applied."""
     numbers: dict[str, int] = {}
     for option in options:
         key, _, value = option.replace("-", "_").partition("=")
         if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]{1,9}", value):
             raise ClusterConfigError(
                 "A line of a hostfile must be 'host', 'host:N' or 'host slots=N max_slots=M'. "
-                f"Received: {quoted(option)} ({place}). Leave it out."
+                f"Received: {quoted(option)} ({place}). Remove it."
             )
         numbers[key] = int(value)
     slots = numbers.get("slots", host.slots)
@@ -149,20 +149,20 @@ def _merge_slots(hosts: Iterable[Host]) -> list[Host]:
             slots = earlier.slots + host.slots
             host = Host(host.name, slots, host.user or earlier.user)
         merged[host.name] = host
-    found = list(merged.values())
-    total = sum(host.slots for host in found)
+    result = list(merged.values())
+    total = sum(host.slots for host in result)
     if total > _MOST_SLOTS:
         raise ClusterConfigError(
             f"All hosts together cannot have more than {_MOST_SLOTS} slots. Received: {total} "
-            "slots. Use fewer."
+            "slots. Request fewer slots."
         )
-    if len(found) > 1 and any(host.is_loopback for host in found):
-        raise _unreachable(found)
-    return found
+    if len(result) > 1 and any(host.is_loopback for host in result):
+        raise _unreachable(result)
+    return result
 
 
 def check_reachable(hosts: Sequence[Host]) -> None:
-    """Checks that hosts can reach each other by their names.
+    """Checks that loopback names are not mixed with names of other hosts.
 
     Raises:
       ClusterConfigError: if loopback names are mixed with names of other hosts.
@@ -174,6 +174,6 @@ def check_reachable(hosts: Sequence[Host]) -> None:
 def _unreachable(hosts: Sequence[Host]) -> ClusterConfigError:
     return ClusterConfigError(
         "Each host of a list must have a name by which all others can reach it. Received: "
-        f"{quoted([host.name for host in hosts])}. Use the name of this machine that the others "
-        "know."
+        f"{quoted([host.name for host in hosts])}. Replace the loopback name with this machine's "
+        "name in the network."
     )

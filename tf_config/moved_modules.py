@@ -1,6 +1,7 @@
-"""The modules of version 0.1.0 that have moved can be imported by their old names for one release.
+"""Keeps the old names of modules that moved since version 0.1.0 importable for one release.
 
-Names inside the modules are those of today. Delete this module, and its users, after that release.
+The names inside the modules are the current ones. After that release, delete this module and the
+calls of `keep_old_names`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MOVED = {
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that gives a module of today for the name that it had."""
+    """An import hook that imports a moved module under its old name."""
 
     def __init__(self, moved: Mapping[str, str]):
         self._moved = moved
@@ -61,16 +62,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return ModuleSpec(fullname, self, is_package=not self._moved[fullname])
 
     def exec_module(self, module: ModuleType) -> None:
-        # Whatever is in `sys.modules` by then is what the import statement gets. A second module
-        # made of the same file would have globals and classes of its own.
+        # The import statement returns the entry of `sys.modules`. Executing the file a second time
+        # would create a second module with separate globals and classes.
         if self._moved[module.__name__]:
             sys.modules[module.__name__] = importlib.import_module(self._moved[module.__name__])
 
 
 def keep_old_names(moved: Mapping[str, str] = MOVED) -> None:
-    """Lets modules be imported by their old names too.
+    """Makes moved modules importable under their old names, too.
 
     Args:
-      moved: today's names by the old ones. "" stands for a package that has no modules of its own.
+      moved: a dictionary from old to current names; "" for a package that no longer exists.
     """
     sys.meta_path.append(_Finder(moved))

@@ -37,7 +37,7 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(host: str) -> str | None:
-    """Returns the network interface of this machine with a host's address; None if none has it.
+    """Returns the network interface that has the address of `host`; None if there is none.
 
     >>> interface_of("localhost")
     'lo'
@@ -53,9 +53,9 @@ def interface_of(host: str) -> str | None:
 
 
 def own_address() -> str:
-    """Returns the address by which other machines most likely reach this machine.
+    """Returns the address at which other machines can most likely reach this machine.
 
-    It is the address of the default route or, without one, the address of this machine's name.
+    This is the address of the default route or, without one, that of this machine's name.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -70,15 +70,15 @@ def own_address() -> str:
 
 
 def check_interface(interface: str | None) -> None:
-    """Checks that this machine has a network interface; None is not checked.
+    """Checks that a network interface exists, unless it is None.
 
     Raises:
       ClusterConfigError: if the interface does not exist.
     """
-    have = [name for _, name in socket.if_nameindex()]
-    if interface is not None and interface not in have:
+    names = [name for _, name in socket.if_nameindex()]
+    if interface is not None and interface not in names:
         raise ClusterConfigError(
-            f"--interface must name a network interface of this machine ({', '.join(have)}). "
+            f"--interface must name a network interface of this machine ({', '.join(names)}). "
             f"Received: {quoted(interface)}. See 'ip link'."
         )
 
@@ -90,13 +90,13 @@ def _address_of(interface: str) -> str:
 
 
 def _own_addresses() -> list[tuple[str, str]]:
-    """Returns each address of this machine with the name of its interface."""
-    found = []
+    """Returns the addresses of this machine, each with the name of its interface."""
+    addresses = []
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError):
-            found.append((_address_of(name), name))
+            addresses.append((_address_of(name), name))
     with contextlib.suppress(OSError):
         for line in _IPV6.read_text().splitlines():
             digits, *_, name = line.split()
-            found.append((str(IPv6Address(int(digits, 16))), name))
-    return found
+            addresses.append((str(IPv6Address(int(digits, 16))), name))
+    return addresses

@@ -20,17 +20,21 @@ class Reached(NamedTuple):
 
 
 def connect(addresses: Iterable[Address], timeout: float) -> dict[Address, Reached]:
-    """Returns the result of connecting to each address; many are tried at once.
+    """Tries to connect to each address, many at the same time; returns the results.
 
-    `taken` means that something listens there already. `closed` means that the host answers but
-    nothing listens, as it should be before a job starts. `unreachable` is anything else.
+    The state `taken` means that a process already listens on the address, and `closed` that the
+    host answers but no process listens, as expected before a job starts. All else is `unreachable`.
     """
     left = list(addresses)
-    found: dict[Address, Reached] = {}
-    # Not a thread pool: it is shut down when a script ends, while errors are still explained.
+    results: dict[Address, Reached] = {}
+
+    def try_to_connect(address: Address) -> None:
+        results[address] = _try_to_connect(address, timeout)
+
+    # Not a thread pool: at the end of a script, when errors are explained, pools are shut down.
     while left:
         threads = [
-            threading.Thread(target=_try_into, args=(found, address, timeout), daemon=True)
+            threading.Thread(target=try_to_connect, args=(address,), daemon=True)
             for address in left[:_AT_ONCE]
         ]
         for thread in threads:
@@ -38,19 +42,15 @@ def connect(addresses: Iterable[Address], timeout: float) -> dict[Address, Reach
         for thread in threads:
             thread.join()
         del left[:_AT_ONCE]
-    return found
+    return results
 
 
-def _try_into(found: dict[Address, Reached], address: Address, timeout: float) -> None:
-    found[address] = _try(address, timeout)
-
-
-def _try(address: Address, timeout: float) -> Reached:
+def _try_to_connect(address: Address, timeout: float) -> Reached:
     try:
         with socket.create_connection((address.host, address.port), timeout):
-            return Reached("taken", "something listens there")
+            return Reached("taken", "a process already listens on this address")
     except ConnectionRefusedError:
-        return Reached("closed", "the host is there, nobody listens yet")
+        return Reached("closed", "the host answers; no process listens on this port yet")
     except TimeoutError:
         return Reached("unreachable", f"no answer in {timeout:g} s")
     except OSError as error:

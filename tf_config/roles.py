@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.errors import ClusterConfigError, quoted
 
-# More than any cluster has, but few enough to be listed.
+# More than any real cluster has, but few enough to build the list of all tasks.
 MOST_TASKS = 99_999
 
 
@@ -34,8 +34,8 @@ class Roles:
         for name, count in (("workers", self.workers), ("ps", self.ps)):
             if not 0 <= count <= MOST_TASKS:
                 raise ClusterConfigError(
-                    f"The number of tasks must be from 0 to {MOST_TASKS}. Received: "
-                    f"{name}={quoted(count)}."
+                    f"The number of tasks of a type must be from 0 to {MOST_TASKS}. Received: "
+                    f"{name}={quoted(count)}. Correct it."
                 )
         if self.workers + self.chief < 1:
             raise ClusterConfigError(
@@ -45,10 +45,10 @@ class Roles:
 
     @classmethod
     def of(cls, total: int, ps: int = 0, chief: bool = False, evaluator: bool = False) -> Roles:
-        """Returns the roles of `total` tasks, of which all without another role are workers.
+        """Returns the roles of `total` tasks; the tasks without another role are workers.
 
         Raises:
-          ClusterConfigError: if no task is left to train.
+          ClusterConfigError: if no task is left that trains.
         """
         workers = total - ps - chief - evaluator
         if workers + chief < 1 or workers < 0:
@@ -61,7 +61,7 @@ class Roles:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks: the chief, the workers, the parameter servers and the evaluator."""
+        """All tasks in order: the chief, the workers, the parameter servers and the evaluator."""
         counts = (
             ("chief", self.chief),
             ("worker", self.workers),
@@ -70,14 +70,14 @@ class Roles:
         )
         return tuple(Task(name, index) for name, count in counts for index in range(count))
 
-    def given_to(self, config: TFConfig) -> TFConfig:
-        """Returns `config` with its tasks, all of them workers, given these roles by rank.
+    def assign_to(self, config: TFConfig) -> TFConfig:
+        """Returns `config`, all of whose tasks are workers, with these roles assigned by rank.
 
         An evaluator's address is removed from the cluster.
 
         >>> config = TFConfig.from_json(
         ...     '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}')
-        >>> Roles(workers=1, chief=True).given_to(config).to_json()
+        >>> Roles(workers=1, chief=True).assign_to(config).to_json()
         '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}}'
 
         Raises:
@@ -87,7 +87,7 @@ class Roles:
         if len(workers) != len(self.tasks):
             raise ClusterConfigError(
                 f"The number of processes must equal the number of roles. Received: {len(workers)} "
-                f"processes, {len(self.tasks)} roles."
+                f"processes, {len(self.tasks)} roles. Start as many processes as there are roles."
             )
         names = dict(zip(workers, self.tasks, strict=True))
         addresses = {

@@ -1,13 +1,13 @@
-"""A secret that the tasks of one job share, and the signatures made with it.
+"""A secret that the tasks of one job share, and the signatures that are computed with it.
 
-Messages are sent in plain text with a signature (HMAC-SHA256, RFC 2104). Without the secret, nobody
-can make a signature, and no signature reveals the secret. `tf-config run` makes a new secret at
-each start; otherwise the user sets the same variable in all tasks.
+Messages are sent in plain text with a signature (HMAC-SHA256, RFC 2104), which cannot be computed
+without the secret and does not reveal it. `tf-config run` creates a new secret at each start;
+otherwise, the user sets the same value of the variable in all tasks.
 
 [Note: whose secret]
-The process that starts a task may not have the task's secret: the launcher makes one for each start
-of a job, and only the tasks get it. So whatever runs beside a task, such as its sidecar, takes the
-secret from the environment of the task, and not from its own.
+The process that starts a task may not have the task's secret: the launcher creates one for each
+start of a job and passes it to the tasks only. Therefore helper processes of a task, such as its
+sidecar, read the secret from the environment of the task, not from their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_CHARACTERS = 16
 
 
 def new_secret() -> str:
-    """Returns a secret that nobody can guess.
+    """Returns a new random secret.
 
     >>> len(new_secret()), new_secret() == new_secret()
     (32, False)
@@ -35,25 +35,26 @@ def new_secret() -> str:
 
 
 def secret_of(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the secret of a task with this environment; "" if it has none.
+    """Returns the secret in the environment of a task; "" if it is not set.
 
     >>> secret_of({})
     ''
 
     Raises:
-      ClusterConfigError: if it is too short; the message does not contain it.
+      ClusterConfigError: if the secret is too short; the message does not contain the secret.
     """
     secret = environ.get(SECRET_VARIABLE, "")
     if 0 < len(secret) < _LEAST_CHARACTERS:
         raise ClusterConfigError(
             f"{SECRET_VARIABLE} must have at least {_LEAST_CHARACTERS} characters, so that it "
-            f"cannot be guessed. Received: {len(secret)}. Create one: openssl rand -hex {_BYTES}."
+            f"cannot be guessed. Received: {len(secret)} characters. Create a secret with: openssl "
+            f"rand -hex {_BYTES}."
         )
     return secret
 
 
 def signature(secret: str, *parts: bytes) -> str:
-    """Returns the signature of a message of one or more parts; "" without a secret.
+    """Returns the signature of a message of one or more parts; "" if the secret is empty.
 
     >>> signature("", b"hello")
     ''
@@ -69,11 +70,11 @@ def signature(secret: str, *parts: bytes) -> str:
 
 
 def is_signed(secret: str, given: str, *parts: bytes) -> bool:
-    """Returns whether a signature is valid for a message; without a secret, any is.
+    """Returns whether a signature is valid for a message; always True if the secret is empty.
 
     >>> is_signed("0123456789abcdef", "", b"hello"), is_signed("", "", b"hello")
     (False, True)
     """
     expected = signature(secret, *parts)
-    # Compared in constant time, which does not reveal how much of the signature is right.
+    # Compared in constant time, so that the duration does not reveal how many characters match.
     return not secret or hmac.compare_digest(expected.encode(), given.encode(errors="replace"))

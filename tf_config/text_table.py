@@ -1,4 +1,4 @@
-"""Tables for a terminal or as text."""
+"""Tables for a terminal and as plain text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
-    """Returns a table as lines of text, as wide as its cells need.
+    """Returns a table as lines of text that are as wide as its cells.
 
     >>> print(text_table(("what", "bytes"), [("rows", "7")]))
     ┏━━━━━━┳━━━━━━━┓

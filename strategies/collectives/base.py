@@ -1,17 +1,18 @@
 """The interface of collectives, and its implementation for a single worker.
 
 [Note: whose turn it is]
-Operations of different workers belong together by their order: the n-th operation of a stream on
-one worker is the n-th on all others. If workers issued theirs in different orders, each would wait
-for ever in an operation that the others have not come to, or they would sum unrelated tensors of
-one shape. In eager code the program is the order. In a function, TensorFlow starts an operation as
-soon as its inputs are there, in another order on each worker. So each implementation chains the
-operations of a stream to one resource, because TensorFlow keeps operations on the same resource in
-order, also in branches, in loops and from one step to the next: TensorFlow's collectives take a
-variable's handle as their `ordering_token`, those of Horovod write to a variable (`_run_named`),
-and calls of Python functions pass a ticket on through one (`ordered_calls.py`), or tickets through
-queues (`shared_memory/stream.py`). What runs beside the steps at a time of its own on each worker,
-such as a dataset, needs a stream of its own.
+Collective operations of different workers are matched by their order: the n-th operation of a
+stream on one worker is matched with the n-th on all others. If workers issued their operations in
+different orders, each would wait forever in an operation that the others have not reached, or they
+would sum unrelated tensors of the same shape. In eager code, the order is that of the program. In a
+`tf.function`, TensorFlow starts an operation as soon as its inputs are ready, in a different order
+on each worker. So each implementation chains the operations of a stream to one resource, because
+TensorFlow keeps operations on the same resource in order, also in branches, in loops and from one
+step to the next: TensorFlow's collectives take a variable's handle as their `ordering_token`, those
+of Horovod write to a variable (`_run_named`), and calls of Python functions pass a ticket on
+through a variable (`ordered_calls.py`) or through queues (`shared_memory/stream.py`). Whatever runs
+concurrently with the steps, at times that differ between workers, needs a stream of its own; a
+dataset is an example.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class OperationsDifferError(RuntimeError):
         super().__init__(
             f"All workers must exchange the same values in the same order. Received: {received}. "
             "Either one of them makes other calls, or a step failed on all of them at different "
-            "moments. They cannot continue after that: restart the job from its last checkpoint."
+            "places. Workers cannot continue after that: restart the job from its last checkpoint."
         )
 
 
@@ -57,8 +58,8 @@ class Collectives(Protocol):
     def new_stream(self) -> Collectives:
         """Returns collectives among the same workers whose operations are ordered independently.
 
-        A dataset needs its own stream: TensorFlow prepares batches while it trains, at different
-        times on each worker. All workers call this method together, too.
+        A dataset needs its own stream: TensorFlow prepares batches during training, at different
+        times on each worker. All workers must call this method together.
         """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -101,7 +102,7 @@ class NetworkCollectives(Collectives, Protocol):
     def subset(self, ranks: Sequence[int]) -> Collectives | None:
         """Returns collectives among some of the workers; None on the other workers.
 
-        All workers call this method together. Within the subset, workers are ranked from 0.
+        All workers must call this method together. Within the subset, workers are ranked from 0.
 
         Args:
           ranks: the ranks of the subset's workers, in ascending order.
@@ -109,11 +110,11 @@ class NetworkCollectives(Collectives, Protocol):
 
 
 class StreamKeeper:
-    """Implements `new_stream`, and keeps the streams as long as the collectives they are made of.
+    """Implements `new_stream`, and keeps streams alive as long as the collectives they belong to.
 
-    The operations of a stream refer to its variables and queues by their handles only, and so does
-    a dataset that contains such operations. TensorFlow deletes these resources together with their
-    Python objects, so a stream that nobody kept would fail while the dataset is being read.
+    The operations of a stream, and a dataset that contains them, refer to the stream's variables
+    and queues by their handles only. TensorFlow deletes these resources together with their Python
+    objects, so if nothing referred to the stream, reading the dataset would fail.
     """
 
     def __init__(self) -> None:

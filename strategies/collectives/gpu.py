@@ -1,8 +1,9 @@
 """Collectives among workers with GPUs, some of which are on the same host.
 
-Dense gradients are on the GPUs, where NCCL sums them. Everything else is in the hosts' memory: the
-ids and rows of tables, integers, the rows of sparse gradients. NCCL would need it on the GPUs, and
-a ring over the network sends it to all workers, so it goes through shared memory where possible.
+Dense gradients are on the GPUs, where NCCL sums them. All other values are in the hosts' memory:
+the ids and rows of tables, integers, the rows of sparse gradients. NCCL would need these values on
+the GPUs, and a ring over the network would send them to all workers, so they are exchanged through
+shared memory where possible.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from strategies.collectives.base import Collectives
 
 
 class GpuCollectives:
-    """Collectives that sum floats by one implementation, and do everything else by another.
+    """Collectives that sum floats with one implementation, and do everything else with another.
 
     Operations of the two are ordered independently, as those of two streams are.
 
     Args:
-      sums: what sums floats, on the GPUs.
-      others: what exchanges all other values, through the hosts' memory.
+      sums: the collectives that sum floats, on the GPUs.
+      others: the collectives that exchange all other values, through the hosts' memory.
     """
 
     def __init__(self, sums: Collectives, others: Collectives):
@@ -33,7 +34,7 @@ class GpuCollectives:
     def new_stream(self) -> Collectives:
         """Returns collectives through the hosts' memory; see `Collectives`.
 
-        What needs a stream of its own, such as a dataset, has nothing on a GPU.
+        Whatever needs a stream of its own, such as a dataset, has no tensors on a GPU.
         """
         return self.others.new_stream()
 

@@ -2,8 +2,8 @@
 
 An all-reduce takes three steps: the workers of each host sum in shared memory, one leader per host
 sums over the network, and the leader broadcasts the result on its host. So each host sends and
-receives the values of one worker, whereas a ring over all workers moves nearly those of two (as in
-Horovod's hierarchical allreduce, HOROVOD_HIERARCHICAL_ALLREDUCE, which supports only NCCL and MPI).
+receives the values of one worker; with a ring over all workers it would be nearly those of two.
+(Horovod's hierarchical allreduce, HOROVOD_HIERARCHICAL_ALLREDUCE, supports only NCCL and MPI.)
 While one all-reduce is on the network, the workers of a host may sum the next one.
 """
 
@@ -34,7 +34,7 @@ class HierarchicalCollectives(StreamKeeper):
         self.size = network.size
         self._network = network
         self._host = host
-        # Two streams, so that a sum need not wait until the result of the last one is back.
+        # Two streams, so that a sum need not wait until the result of the previous one is copied.
         self._sums, self._copies = (SharedMemoryCollectives(host) for _ in range(2))
         self._leaders = network.subset(host.leaders)
 

@@ -1,10 +1,9 @@
-"""Collectives over Horovod, started from TF_CONFIG alone. The only file that imports Horovod.
+"""Collectives over Horovod, started from TF_CONFIG alone; the only module that imports Horovod.
 
 Neither horovodrun nor mpirun nor ssh is needed: the cluster gives each process its rank, and the
-first worker serves Horovod's rendezvous at its own address (Horovod's class
-`RendezvousHTTPServer`, github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's
-operations run on Gloo between CPUs, and on NCCL between GPUs if Horovod was built with it. Checked
-on 0.28.1.
+first worker serves Horovod's rendezvous at its own address (Horovod's class `RendezvousHTTPServer`,
+github.com/horovod/horovod, horovod/runner/http/http_server.py). Horovod's operations run on Gloo
+between CPUs, and on NCCL between GPUs if Horovod was built with it. Tested with Horovod 0.28.1.
 """
 
 from __future__ import annotations
@@ -71,8 +70,9 @@ class HorovodCollectives(StreamKeeper):
         self._process_set = horovod.global_process_set if process_set is None else process_set
         self.rank: int = self._process_set.rank()
         self.size: int = self._process_set.size()
-        # A graph numbers equal names. If a subset shared the names of all workers, its members
-        # would count further than the others, and wait under names that these never use.
+        # A graph makes equal names unique by counting them. If a subset used the same names as all
+        # workers, its members would count further than the others, and would wait for names that
+        # the others never use.
         self._name = f"keras_strategies.set_{self._process_set.process_set_id}.stream_{stream}"
         with tf.init_scope(), tf.device(HOST):
             # The first value of the last result, if it has values; see `_run_named`.
@@ -171,24 +171,24 @@ class HorovodCollectives(StreamKeeper):
     ) -> Any:
         """Runs an operation under a name that is the same on all workers.
 
-        Horovod pairs the operations of different workers by their names, and a name is in use until
-        its operation has ended. TensorFlow's names of nodes would not do: they depend on the names
-        of layers, which differ if a worker created other models before, and in branches on the
-        number of all nodes, which differs if a worker has more to do than others. So the name
-        consists of the process set, the stream, the function, how deep in its branches and loops
-        the operation is, and its number there.
+        Horovod matches the operations of different workers by their names, and a name is in use
+        until its operation has ended. The names of TensorFlow's nodes are not suitable: they depend
+        on the names of layers, which differ if a worker created other models before, and in
+        branches on the number of all nodes, which differs if a worker's graph has more of them. So
+        the name consists of the process set, the stream, the function, the nesting depth of its
+        branches and loops, and a number within these.
 
-        All operations write to one variable, so branches, calls of functions and iterations of
-        loops run one after the other, and their operations may have the same names. What is written
-        is a value of the result, because TensorFlow removes an operation of Horovod whose result is
-        not used, on some workers and not on others if their functions differ.
+        All operations write to one variable, so branches, function calls and iterations of loops
+        run one after the other, and their operations may have the same names. The value that they
+        write is taken from the result, because TensorFlow would prune an operation whose result is
+        not used, and if the workers' functions differ, not on all workers.
         """
         options["process_set"] = self._process_set
         if tf.executing_eagerly():
             return operation(*arguments, name=kind, **options)
         function, depth = place_in_function(tf.compat.v1.get_default_graph())
         name = re.sub(r"[^A-Za-z0-9_.]", "_", f"{self._name}.{function}.{depth}.{kind}")
-        # In a scope of its own, the graph gives each name numbers of its own.
+        # In a name scope of its own, so that nothing else counts towards the number.
         with tf.name_scope(f"{self._name}/"):
             result = operation(*arguments, name=name, ignore_name_scope=True, **options)
             results = tf.nest.flatten(result)
@@ -210,8 +210,8 @@ def load() -> ModuleType:
         raise ImportError(
             "communication='horovod' requires Horovod 0.28.1, built for TensorFlow "
             f"{tf.__version__}. Received: {type(error).__name__}: {error}. 'tf-config "
-            "install-horovod' builds it, in two to four minutes (BUILD.md says how); "
-            "communication='tensorflow' needs nothing else."
+            "install-horovod' builds it in two to four minutes (see BUILD.md); "
+            "communication='tensorflow' requires no other software."
         ) from error
     return horovod
 
@@ -225,16 +225,16 @@ def has_nccl() -> bool:
     return bool(load().nccl_built())
 
 
-def _find_obstacle(device: str, options: CommunicationOptions) -> str:
-    """Returns why Horovod cannot be selected for workers by itself; see `Backend`."""
+def _horovod_obstacle(device: str, options: CommunicationOptions) -> str:
+    """Returns why "auto" cannot select Horovod, or ""; see `Backend.find_obstacle`."""
     if options.timeout_seconds or options.implementation == _Implementation.RING:
-        return "as communication_options ask for"
+        return "as requested by communication_options"
     try:
         load()
     except ImportError as error:
         return str(error.__cause__ or error)
     if "GPU" in device and not has_nccl():
-        return "the Horovod that is installed has no NCCL"
+        return "the installed Horovod was built without NCCL"
     return ""
 
 
@@ -269,7 +269,7 @@ def _check_options(options: CommunicationOptions, has_nccl: bool) -> None:
         )
 
 
-register(Backend("horovod", "Horovod", 1, _find_obstacle, _connect))
+register(Backend("horovod", "Horovod", 1, _horovod_obstacle, _connect))
 
 
 def _serve(address: Address, task: Task) -> socketserver.BaseServer:
@@ -280,7 +280,7 @@ def _serve(address: Address, task: Task) -> socketserver.BaseServer:
 
 
 def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
-    """Returns the environment variables that Horovod reads; options that are already set stay.
+    """Returns the environment variables for Horovod, without overwriting options already set.
 
     >>> spec = ClusterSpec.from_dict({"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]})
     >>> variables = _environment(spec, Task("worker", 1))
@@ -305,9 +305,10 @@ def _environment(cluster: ClusterSpec, task: Task) -> dict[str, str]:
 def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
     """Checks that Gloo will choose an address that the other workers can reach.
 
-    Horovod 0.28.1 as released ignores HOROVOD_GLOO_IFACE and transfers data over the address that
-    this machine's name resolves to; it crashes if the name does not resolve. The build of this
-    package is fixed, which its version says: see FIXES in tf_config/horovod/wheel.py.
+    The released Horovod 0.28.1 ignores HOROVOD_GLOO_IFACE and transfers data over the address that
+    this machine's name resolves to; it crashes if the name does not resolve. A build by `tf-config
+    install-horovod` has this fixed, and a tag in its version: see FIXES in
+    tf_config/horovod/wheel.py.
 
     Raises:
       ClusterConfigError: if the name does not resolve to a reachable address.
@@ -326,8 +327,8 @@ def _check_hostname(cluster: ClusterSpec, task: Task, version: str) -> None:
         f"The Gloo of this build of Horovod {version} requires a host name that resolves to the "
         f"address of the network interface. Received: {name!r}, which resolves to "
         f"{', '.join(sorted(resolved)) or 'no address'}. Build Horovod with 'tf-config "
-        "install-horovod', which fixes this (see BUILD.md), or map the name to an address that the "
-        "other hosts can reach, in /etc/hosts."
+        "install-horovod', which fixes this (see BUILD.md), or map the name in /etc/hosts to an "
+        "address that the other hosts can reach."
     )
 
 

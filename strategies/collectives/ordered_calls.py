@@ -15,7 +15,7 @@ from strategies.utils.devices import HOST
 class OrderedCalls:
     """Calls Python functions from graphs in program order, also across steps.
 
-    A call holds a TensorFlow thread until it returns.
+    A call blocks a TensorFlow thread until it returns.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class OrderedCalls:
             return [*function(*arrays), ticket + 1]
 
         with tf.device(HOST):
-            # The call takes the ticket, and the next call's read waits for this one's write. The
-            # value itself means nothing: it only makes each operation depend on the one before.
+            # The call reads the ticket, and the next call's read waits for this one's write. The
+            # value itself is irrelevant: it only makes each call depend on the one before.
             ticket = self._ticket.read_value()
             *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
             self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)

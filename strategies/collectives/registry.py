@@ -1,4 +1,4 @@
-"""The back ends by which workers exchange values over a network, each registered under its name.
+"""The back ends for exchanging values over a network, each registered under its name.
 
 A back end registers itself where it is implemented, as the executors of submitit do
 (submitit/core/plugins.py, github.com/facebookincubator/submitit). To add one:
@@ -27,15 +27,16 @@ class Backend:
 
     Attributes:
       name: the value of the argument `communication` that selects it.
-      title: what messages call it.
-      preference: "auto" selects the first back end without an obstacle, from the lowest number up.
+      title: its name in messages.
+      preference: "auto" selects the back end with the lowest number that has no obstacle.
       find_obstacle: takes the worker's first device and TensorFlow's options; returns why "auto"
-        cannot select the back end, or "" if it can. Each worker calls it by itself, so it must not
-        communicate; workers that select different back ends are told so at their rendezvous.
+        cannot select the back end, or "" if it can. Each worker calls it before workers are
+        connected, so it must not communicate; if workers select different back ends, the
+        rendezvous raises an error.
       connect: takes the cluster, this task, the number of seconds to wait, the worker's first
         device and TensorFlow's options; waits for all workers and returns their collectives, the
         same object if it is called again. It raises ValueError for options that the back end
-        cannot fulfil, and ImportError if it is not installed.
+        does not support, and ImportError if it is not installed.
     """
 
     name: str
@@ -61,9 +62,10 @@ def backends() -> list[Backend]:
 
 
 def select_backend(device: str, options: CommunicationOptions) -> tuple[Backend, str]:
-    """Returns the preferred back end without an obstacle, and the reason: that of those before it.
+    """Returns the preferred back end without an obstacle, and why "auto" selects it.
 
-    The last one is returned in any case; connecting it raises an error that explains more.
+    The reason is the obstacle of the back end before it. The last one is returned even if it has an
+    obstacle; connecting it then raises an error with the details.
 
     Args:
       device: this worker's first device.

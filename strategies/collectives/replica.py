@@ -52,8 +52,8 @@ class ReplicaCollectives(AllToAllViaAllGather):
         sums = self._local.all_reduce(tensors)
         if self._workers.size == 1:
             return sums
-        # Only the first replica waits for other workers. The others wait for it in the second sum,
-        # to which they add zeros: that changes no bit.
+        # Only the first replica communicates with other workers. The others receive the result by a
+        # second sum, to which they add zeros; this does not change a bit of it.
         first = self._local.rank == 0
         total = self._workers.all_reduce(sums) if first else [tf.zeros_like(s) for s in sums]
         return self._local.all_reduce(total)

@@ -1,7 +1,7 @@
 """Selection of the collectives of a job: shared memory, or a back end over the network.
 
-Workers select before they can communicate, each by itself, from what it knows: TF_CONFIG, the
-arguments, and what is installed. They compare their choices at the rendezvous.
+Each worker makes the selection before it can communicate with the others, from TF_CONFIG, the
+arguments and the software that is installed. Workers compare their selections at the rendezvous.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from strategies.diagnostics.watchdog import watch, watch_seconds
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 
 VARIABLE = "KERAS_STRATEGIES_COMMUNICATION"
-# With these, the back end over the network, if one is needed, is the best that is possible.
+# The values that allow shared memory. With them, a back end over the network is selected as needed.
 _SHARING = ("auto", "shared_memory")
 _ALONE = "a single worker, which communicates with no other"
 _Implementation = tf.distribute.experimental.CommunicationImplementation
 
-# The job that this process has joined: there is one, but it may have many strategies.
+# The job that this process has joined: a process has one job, but may create several strategies.
 _job: tuple[ClusterSpec, Task] | None = None
-# The collectives that were connected last, by which workers can meet in a later strategy.
+# The network collectives that were connected last; a later strategy's workers can exchange over
+# them what they need to share memory.
 _network: NetworkCollectives | None = None
-# Collectives over shared memory where possible; None if workers share none or have not tried yet.
-# They try once: all of them have to, together, and strategies are created in the same order.
+# The collectives over shared memory; None if no workers share memory, or if they have not tried
+# yet. They try only once, because all workers have to try together.
 _shared: Collectives | None = None
 _has_tried = False
 
 
-def start(
+def connect_workers(
     config: TFConfig | None,
     communication: str,
     options: CommunicationOptions,
     timeout: float,
     device: str,
 ) -> tuple[Collectives, str]:
-    """Waits for all workers; returns their collectives, and who communicates by what.
+    """Waits for all workers; returns their collectives, and a description of them.
 
     Args:
       config: the cluster and this task; None is a single worker.
@@ -88,7 +89,7 @@ def start(
     shared = None
     if communication in _SHARING:
         if _is_gpu(device):
-            # First, because TensorFlow's collectives start before anything of TensorFlow is used.
+            # First, because TensorFlow's collectives must start before TensorFlow is initialized.
             connect()
         is_wanted = _may_share(communication, device, options)
         shared = _share_memory(config, timeout, is_wanted, connect)
@@ -97,7 +98,8 @@ def start(
             "communication='shared_memory' requires CPU workers on one Linux host (x86-64), of the "
             "same user and in the same container, without communication_options for TensorFlow's "
             f"collectives. Received: {', '.join(map(str, config.cluster.training_tasks))} on "
-            f"{device}, which cannot share memory. Omit the argument to select what is possible."
+            f"{device}, which cannot share memory. Omit the argument to use the best that is "
+            "available."
         )
     if shared is None:
         collectives: Collectives = connect()
@@ -115,7 +117,7 @@ def _check_workers(config: TFConfig, options: CommunicationOptions, device: str)
     ):
         raise ClusterConfigError(
             "The cluster must list all workers, numbered from 0 without gaps. Received: "
-            f"{', '.join(map(str, tasks))}. Add the missing ones."
+            f"{', '.join(map(str, tasks))}. Add the missing workers."
         )
     if options.implementation == _Implementation.NCCL and not _is_gpu(device):
         raise ValueError(
@@ -162,7 +164,7 @@ def _resolve_network(
     """Returns the back end that is used over the network, and the reason for it."""
     if communication in _SHARING:
         return select_backend(device, options)
-    return backend_of(communication), "as asked for"
+    return backend_of(communication), "as requested"
 
 
 def _share_memory(
@@ -186,10 +188,10 @@ def _discover_host(
 ) -> Host | None:
     """Returns this worker's host; None on all workers if one of them may not share memory.
 
-    Workers at one address meet through a store of the first worker, which ends with the meeting:
-    then they need neither Horovod nor TensorFlow's server. All others,
-    and workers that do not all share memory in spite of their address, as in containers, meet by
-    the collectives over the network that they need anyway.
+    If all workers have the same host in TF_CONFIG, they exchange what is needed through a temporary
+    store of the first worker, and need neither Horovod nor TensorFlow's server. Otherwise, and if
+    such workers turn out not to share memory (containers with one address), they exchange it over
+    the network collectives, which they need anyway.
     """
     tasks = config.cluster.training_tasks
     rank, names = tasks.index(config.task), [str(task) for task in tasks]
@@ -198,7 +200,7 @@ def _discover_host(
             host = Host.discover(rank, names, exchange, is_wanted)
         if host is not None and len(host.leaders) == 1:
             return host
-        # What is connected next meets at the same address, and must not find entries of this store.
+        # The next rendezvous is at the same address, and must not find entries of this store.
         wait_for_end(config.cluster, config.task)
         if host is None:
             return None
@@ -222,10 +224,10 @@ def _build_collectives(
 
 
 def _may_share(communication: str, device: str, options: CommunicationOptions) -> bool:
-    """Returns whether this worker's device and arguments let it share memory with others."""
-    if options.timeout_seconds:  # which only TensorFlow's collectives have
+    """Returns whether this worker's device and arguments allow it to share memory with others."""
+    if options.timeout_seconds:  # only TensorFlow's collectives have a timeout
         return False
-    if _is_gpu(device):  # NCCL is what sums between GPUs beside shared memory
+    if _is_gpu(device):  # floats are summed by NCCL, so AUTO and NCCL both allow it
         return communication == "auto" and options.implementation != _Implementation.RING
     return options.implementation == _Implementation.AUTO
 
@@ -250,7 +252,7 @@ def resolve_communication(
     if value not in choices:
         raise ValueError(
             f"communication must be one of {', '.join(map(repr, choices))}. Received: {value!r}. "
-            f"Correct the argument communication or the variable {VARIABLE}."
+            f"Correct the argument communication or the environment variable {VARIABLE}."
         )
     return value
 
@@ -260,13 +262,13 @@ def with_implementation(
 ) -> tuple[Any, Any, str | None]:
     """Returns a strategy's resolver, communication options and communication from its arguments.
 
-    `tf.distribute.experimental.MultiWorkerMirroredStrategy` takes a `CollectiveCommunication` and a
-    resolver instead, in this order or as `communication=`. It means what it means as the
-    `implementation` of `CommunicationOptions`.
+    They may also be those of `tf.distribute.experimental.MultiWorkerMirroredStrategy`: a
+    `CollectiveCommunication` and a resolver, in this order, or `communication=` with a
+    `CollectiveCommunication`. It becomes the `implementation` of the communication options.
 
     Args:
       cluster_resolver: the first argument: a resolver, or a `CollectiveCommunication`.
-      options: the second one: `CommunicationOptions`, or a resolver behind a
+      options: the second argument: `CommunicationOptions`, or a resolver if the first argument is a
         `CollectiveCommunication`.
       communication: a value of `resolve_communication`, or a `CollectiveCommunication`.
 
@@ -285,9 +287,9 @@ def with_implementation(
     options = validate_options(options)
     if options.implementation not in (_Implementation.AUTO, implementation):
         raise ValueError(
-            "The implementation must be given once. Received: "
+            "The implementation must be given only once. Received: "
             f"CollectiveCommunication.{implementation.name}, and communication_options with "
-            f"implementation={options.implementation.name}. Leave out one."
+            f"implementation={options.implementation.name}. Omit one of them."
         )
     settings = options.bytes_per_pack, options.timeout_seconds, implementation
     return cluster_resolver, CommunicationOptions(*settings), communication

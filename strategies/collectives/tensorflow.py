@@ -1,10 +1,10 @@
 """Collectives over TensorFlow's own operations, for when Horovod cannot be built.
 
-Between CPUs they use TensorFlow's ring algorithms over gRPC, between GPUs NCCL's sums. Workers
-match their parts of an operation by two keys, group and instance. Here the group key stands for the
-kind and dtype of the operation, and the instance key for the number of values. So a key always
-stands for the same shape, as TensorFlow requires, and can be reused: for each new key TensorFlow
-asks the first worker and keeps a kilobyte forever. Checked on TensorFlow 2.21.0.
+They use TensorFlow's ring algorithms over gRPC between CPUs, and NCCL for sums between GPUs.
+TensorFlow matches the workers' parts of an operation by two keys, group and instance. Here the
+group key identifies the kind and dtype of the operation, and the instance key is the number of
+values. So a key always has the same shape, as TensorFlow requires, and can be reused; for each new
+key, TensorFlow asks the first worker and keeps a kilobyte forever. Tested with TensorFlow 2.21.0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS = (
     ("gather", tf.int32),
 )
 
-# Where the keys of groups inside a process begin, and the number of workers that they allow for.
+# The first group key within a process, and the highest number of workers with distinct keys.
 _IN_PROCESS, _WORKERS = 1 << 20, 1 << 10
 
 # A stream is a sequence of operations. All workers create their streams in the same order.
@@ -60,8 +60,8 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
       size: the number of workers.
       device: this worker's first device; floats are summed there if it is a GPU.
       options: TensorFlow's implementation, and the timeout of an operation.
-      first_group: the first of the group keys of these operations; None takes the next free one.
-      at_device: whether all operations run on the device.
+      first_group: the first of the group keys of these operations; None is the next free one.
+      at_device: whether all operations run on the device, even those on the host's values.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the workers' tensors concatenated along axis 0; see `Collectives`."""
-        with self._beside_words():
+        with self._device_of_words():
             own = tf.stack([tf.shape(tensor, tf.int64)[0], bytes_of(tensor)])
             rows, lengths = tf.unstack(
                 tf.reshape(self._all_gather_vector(own), [self.size, 2]), axis=1
             )
             words = to_words(tensor)
-            # TensorFlow gathers vectors of one length only, and an instance key stands for a
-            # length. So all workers pad to the longest, whose key is the same on all.
+            # TensorFlow can only gather vectors of equal length, and the instance key is the
+            # length. So all workers pad to the longest, which has the same key on all of them.
             longest = (tf.reduce_max(lengths) + 3) // 4
             words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
             contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
@@ -166,20 +166,20 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
-        with self._beside_words():
+        with self._device_of_words():
             words = to_words(tensor)
-            # Adding zeros changes no bit, so that a broadcast needs no kind of operation of its
-            # own.
+            # A broadcast is a sum with zeros, which does not change a bit, so that it needs no
+            # group of its own.
             content = to_bytes(
                 self._all_reduce_vector(words if self.rank == 0 else tf.zeros_like(words))
             )
             return reshape_like(tensor, from_bytes(content[: bytes_of(tensor)], tensor.dtype))
 
-    def _beside_words(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a scope of the device on which words are exchanged: the host, beside GPUs too.
+    def _device_of_words(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a scope of the device on which words are exchanged: the host, even with GPUs.
 
         Kernels for GPUs keep int32 values in the host's memory or on the GPU, depending on the
-        operation, so each step from a value to its words could copy it.
+        operation, so each step of the conversion to words could copy them.
         """
         return contextlib.nullcontext() if self._at_device else tf.device(HOST)
 
@@ -233,7 +233,7 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
         return self._tokens[device]
 
 
-# The last one, because it is part of TensorFlow: there is never an obstacle.
+# The last one in order of preference: it has no obstacle, because it is part of TensorFlow.
 register(
     Backend(
         "tensorflow", "TensorFlow's collectives", 9, lambda device, options: "",

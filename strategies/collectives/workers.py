@@ -48,9 +48,9 @@ def worker_rank(strategy: tf.distribute.Strategy) -> int:
 def drain(strategy: tf.distribute.Strategy) -> None:
     """Waits until the parameter servers, if there are any, have all of this worker's updates.
 
-    Call it before all workers wait for one another and then read or write what they trained: what
-    is still queued on one worker would be missing in the values that the others read, or would be
-    applied to the values that they wrote.
+    Call it before a barrier after which workers read or write variables: updates that are still
+    queued on one worker would be missing in the values that the others read, or would be applied to
+    the values that they wrote.
     """
     if hasattr(strategy.extended, "drain"):
         strategy.extended.drain()

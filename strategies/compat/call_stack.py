@@ -13,10 +13,11 @@ _INSPECTING = frozenset(map(str, Path(__file__).parent.glob("*.py")))
 
 
 def frames() -> Iterator[FrameType]:
-    """Yields the frames of this thread, innermost first, except those that inspect frames.
+    """Yields the frames of this thread, innermost first, except those of this package.
 
-    Reading the local variables of a frame that refers to itself makes a reference cycle. It would
-    keep its callers alive, such as `fit` and its data, until the next garbage collection.
+    They are skipped because reading the local variables of a frame that refers to itself creates a
+    reference cycle, which would keep its callers, such as `fit` and its data, alive until the next
+    garbage collection.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -37,38 +38,38 @@ def is_running(code: CodeType | None) -> bool:
 
 
 def locals_of(function: str) -> Mapping[str, Any]:
-    """Returns the local variables of the innermost call of a function of this name; none if none.
+    """Returns the local variables of the innermost call of a function of this name, {} if none.
 
     >>> def ask(answer):
     ...     return locals_of("ask")["answer"]
     >>> ask(42), locals_of("ask")
     (42, {})
     """
-    names = (frame for frame in frames() if frame.f_code.co_name == function)
-    return next((frame.f_locals for frame in names), {})
+    calls = (frame for frame in frames() if frame.f_code.co_name == function)
+    return next((frame.f_locals for frame in calls), {})
 
 
-def innermost(is_wanted: Callable[[Any], bool]) -> Any:
+def innermost_self(is_wanted: Callable[[Any], bool]) -> Any:
     """Returns the innermost object whose method is running and that satisfies a predicate, or None.
 
     >>> class Loop:
     ...     def run(self):
-    ...         return innermost(lambda found: isinstance(found, Loop))
+    ...         return innermost_self(lambda owner: isinstance(owner, Loop))
     >>> loop = Loop()
     >>> loop.run() is loop
     True
     """
     for frame in frames():
-        if is_wanted(found := frame.f_locals.get("self")):
-            return found
+        if is_wanted(owner := frame.f_locals.get("self")):
+            return owner
     return None
 
 
 def visible_objects(libraries: Collection[str]) -> Iterator[Any]:
-    """Yields what the running functions of this thread can name, innermost first.
+    """Yields the objects that the running functions of this thread refer to, innermost first.
 
-    These are their local and global variables and the attributes of `self`. Of functions of
-    libraries it is only `self`.
+    These are their local and global variables and the attributes of `self`; for functions of
+    libraries, `self` only.
 
     >>> class Loop:
     ...     def run(self, step):

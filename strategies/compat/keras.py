@@ -1,9 +1,9 @@
-"""What is known of Keras's models, optimizers and callbacks; see the modules beside this one.
+"""Assumptions about the internals of Keras's models, optimizers and callbacks.
 
 Keras does not tell a strategy which method of a model is running, or which layer a variable belongs
-to. Both are found on Python's stack, which has the methods and their objects. The name of a
-variable says which optimizer it belongs to, and its purpose. Checked with Keras 3.15.1 and tf_keras
-2.21.0; where a comment names one of the two, the other has no equivalent.
+to. Both are read from Python's call stack. A variable's name shows which optimizer it belongs to,
+and its purpose. Tested with Keras 3.15.1 and tf_keras 2.21.0; if a comment names only one of the
+two, the other has no equivalent. The other modules here cover losses, steps and replicas.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.compat.call_stack import frames, innermost
+from strategies.compat.call_stack import frames, innermost_self
 from strategies.compat.tensorflow import unwrap_decorators
 
 # Names of variables.
 # The state of Keras 3's SeedGenerator: a seed, and the number of draws.
 SEED_STATE = "seed_generator_state"
-RNN_STATE = "rnn_state"  # which a stateful RNN of Keras 3 carries from batch to batch
+RNN_STATE = "rnn_state"  # of a stateful RNN of Keras 3, kept from batch to batch
 # The scale of Keras 3's LossScaleOptimizer.
 LOSS_SCALE = "dynamic_scale"
 # The step counter of an optimizer.
@@ -35,7 +35,7 @@ _ITERATIONS = "iteration"
 _WRITTEN_OUTSIDE = ("_gradient_accumulator", "_average")
 _WRITTEN_OUTSIDE_PREFIX = "average/"
 
-# The methods of tf_keras's optimizers that call a loss function of the user's.
+# The methods of tf_keras's optimizers that call a loss function passed by the user.
 _CALL_LOSS = ("compute_gradients", "minimize")
 TRAIN_STEP, TEST_STEP = "train_step", "test_step"
 # The attributes of Keras 3's BackupAndRestore with the paths of its files, in the order of writing.
@@ -60,9 +60,10 @@ def running_method() -> str | None:
 
 
 def running_call() -> tuple[str, Any, str]:
-    """Returns the innermost running method of a model in this thread, the model, and a text.
+    """Returns the innermost running method of a model in this thread, the model, and a description.
 
-    The text has the arguments that determine the number of steps. All are empty if none runs.
+    The description has the arguments that determine the number of steps. Returns ("", None, "") if
+    no method is running.
 
     >>> running_call()
     ('', None, '')
@@ -93,7 +94,7 @@ def _innermost_method() -> tuple[str, FrameType] | None:
 
 
 def path_of(name: str) -> str:
-    """Returns the path of the variable being created: the names of its layers and its own.
+    """Returns the path of the variable being created: the names of its layers, then its own.
 
     For Keras 3 this is `keras.Variable.path`. Otherwise the names are those of the enclosing
     `tf.name_scope`s, which tf_keras opens for each layer.
@@ -105,8 +106,8 @@ def path_of(name: str) -> str:
     Args:
       name: the name of the variable itself.
     """
-    made = getattr(sys.modules.get("keras"), "Variable", None)
-    owner = innermost(lambda found: isinstance(found, made)) if made else None
+    cls = getattr(sys.modules.get("keras"), "Variable", None)
+    owner = innermost_self(lambda one: isinstance(one, cls)) if cls else None
     if owner is not None:
         return owner.path if owner.name == name else name
     with tf.init_scope(), tf.name_scope(name) as path:
@@ -114,31 +115,31 @@ def path_of(name: str) -> str:
 
 
 def gradient_in_update() -> Any:
-    """Returns the gradient that a running `update_step` of an optimizer was given, or None."""
+    """Returns the gradient passed to an optimizer's running `update_step`; None if none runs."""
     for frame in frames():
-        is_named_so = frame.f_code.co_name == "update_step"
-        if is_named_so and is_optimizer(frame.f_locals.get("self")):
+        is_update = frame.f_code.co_name == "update_step"
+        if is_update and is_optimizer(frame.f_locals.get("self")):
             return frame.f_locals[frame.f_code.co_varnames[1]]
     return None
 
 
 def is_read_by_optimizer() -> bool:
-    """Returns whether an optimizer reads or writes its variables, in an update or around one.
+    """Returns whether a method of an optimizer is accessing variables, also outside `update_step`.
 
-    Weight decay, for example, is outside of `update_step`.
+    Weight decay, for example, is applied outside `update_step`.
 
     >>> is_read_by_optimizer()
     False
     """
     for frame in frames():
-        # A function in a method has the optimizer in its closure.
+        # A nested function of a method has `self` in its closure, and so in its local variables.
         if is_optimizer(frame.f_locals.get("self")):
             return frame.f_code.co_name not in _CALL_LOSS
     return False
 
 
 def is_read_by_get_weights() -> bool:
-    """Returns whether `get_weights` of a layer of Keras 3 or tf_keras reads a variable.
+    """Returns whether `get_weights` of a layer of Keras 3 or tf_keras is running.
 
     >>> is_read_by_get_weights()
     False
@@ -178,13 +179,13 @@ def step_of(fn: Callable[..., Any]) -> tuple[Any, str]:
     code = getattr(fn, "__code__", None)
     if code is None or not getattr(fn, "__module__", "").startswith("tf_keras."):
         return None, ""
-    around = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
-    model = around["model"].cell_contents if "model" in around else None
+    closure = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+    model = closure["model"].cell_contents if "model" in closure else None
     return _if_model(model), next((name for name in _STEPS if name in code.co_names), "")
 
 
 def variables_of(model: Any, kind: str) -> list[Any]:
-    """Returns "weights" or "trainable_variables" of a model; none if it is not built yet."""
+    """Returns the "weights" or "trainable_variables" of a model; [] if it is not built yet."""
     try:
         return list(getattr(model, kind))
     except ValueError:  # raised by tf_keras for a model without variables so far
@@ -199,9 +200,9 @@ def metrics_of(model: Any) -> list[Any]:
 
 
 def tensorflow_variable(variable: Any) -> Any:
-    """Returns the TensorFlow variable in a variable of Keras 3 or an autocast one of tf_keras."""
+    """Returns the TensorFlow variable in a Keras 3 variable or an autocast variable of tf_keras."""
     for wrapper in ("_value", "_variable"):
-        # Not through a property: that of a TensorFlow metric variable sums over all workers.
+        # Not by getattr: the `_value` of a TensorFlow metric variable sums over all workers.
         inner = getattr(variable, "__dict__", {}).get(wrapper)
         variable = inner if isinstance(inner, tf.Variable) else variable
     return variable
@@ -210,7 +211,7 @@ def tensorflow_variable(variable: Any) -> Any:
 def is_iterations(kwargs: Mapping[str, Any]) -> bool:
     """Returns whether a variable is an optimizer's step counter.
 
-    In tf_keras only its having a name shows this: the counters of a model have none.
+    In tf_keras, a step counter is recognized by having a name, which a model's counters lack.
 
     Args:
       kwargs: the arguments that the variable is created with.
@@ -220,7 +221,7 @@ def is_iterations(kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_written_outside_updates(name: str) -> bool:
-    """Returns whether an optimizer writes a slot variable as a whole, outside of its updates.
+    """Returns whether an optimizer writes a slot variable outside of its variable's updates.
 
     >>> is_written_outside_updates("dense_kernel_average")
     True
@@ -228,9 +229,9 @@ def is_written_outside_updates(name: str) -> bool:
     return name.endswith(_WRITTEN_OUTSIDE) or name.startswith(_WRITTEN_OUTSIDE_PREFIX)
 
 
-def is_of_keras(made: Any) -> bool:
+def is_of_keras(definition: Any) -> bool:
     """Returns whether a class or function is defined in Keras or tf_keras."""
-    return made.__module__.split(".")[0] in ("keras", "tf_keras")
+    return definition.__module__.split(".")[0] in ("keras", "tf_keras")
 
 
 def is_optimizer(value: Any) -> bool:
@@ -292,7 +293,7 @@ def optimizers_of(model: Any) -> list[Any]:
     """
     candidates = [getattr(model, "optimizer", None)]
     for owner in layers_of(model):
-        # Nothing trains a submodel with the optimizer that it was compiled with.
+        # The optimizer that a submodel was compiled with does not train it here.
         for value in (each for name, each in vars(owner).items() if name != "optimizer"):
             several = value.values() if isinstance(value, dict) else value
             candidates += several if isinstance(value, list | tuple | dict) else [value]
@@ -320,32 +321,33 @@ def is_building_model() -> bool:
 def restart_threads() -> None:
     """Restarts the threads behind a `PyDataset` of Keras 3, before an iterator over it starts.
 
-    What they had read for an iterator before would come first; workers would miss other batches.
+    Otherwise the iterator would begin with batches that the threads prefetched for the previous
+    one, not the same number on each worker.
     """
     adapter = _running_adapter()
     if (
         enqueuer := getattr(adapter, "enqueuer", None)
     ) is not None and adapter.num_batches is not None:
-        enqueuer.stop()  # the first request of a batch starts it again
+        enqueuer.stop()  # restarted when the first batch is requested
         enqueuer.ready_queue.queue.clear()
 
 
 def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
-    """Makes Keras 3 read its generator through another one; returns whether it has a generator."""
+    """Makes Keras 3 read its generator through `wrap`; returns whether it reads a generator."""
     adapter = _running_adapter()
-    is_found = type(adapter).__name__ == "GeneratorDataAdapter"
-    if is_found:
+    is_generator = type(adapter).__name__ == "GeneratorDataAdapter"
+    if is_generator:
         adapter.generator = lambda make=adapter.generator: wrap(make())
-    return is_found
+    return is_generator
 
 
 def _running_adapter() -> Any:
-    iterator = innermost(lambda one: type(one).__name__ == "TFEpochIterator")
+    iterator = innermost_self(lambda one: type(one).__name__ == "TFEpochIterator")
     return getattr(iterator, "data_adapter", None)
 
 
 def begin_at(model: Any, epoch: int) -> None:
-    """Makes the running `fit` of Keras 3 begin with another epoch."""
+    """Makes the running `fit` of Keras 3 begin with the given epoch."""
     model._initial_epoch = epoch
 
 
@@ -356,9 +358,9 @@ def layers_of(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def watch_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None]) -> Iterator[None]:
-    """Passes each replica's own gradients to a function in the block, before they are summed.
+    """Passes each replica's gradients to a function, before they are summed, while the block runs.
 
-    Under a LossScaleOptimizer these are the gradients that it applies. Steps are traced again.
+    With a LossScaleOptimizer, these are the unscaled gradients. The training step is retraced.
 
     Args:
       model: a compiled model of Keras 3 or tf_keras.
@@ -376,7 +378,7 @@ def watch_gradients(model: Any, watch: Callable[[list[Any], list[Any]], None]) -
 
 
 def _wrap_apply(optimizer: Any, watch: Callable[..., None]) -> tuple[str, Callable[..., Any]]:
-    """Returns the name of the method that applies gradients, and one that watches them first."""
+    """Returns the name of the method that applies gradients, and a replacement for it."""
     is_keras_3 = hasattr(optimizer, "apply")
     name = "apply" if is_keras_3 else "apply_gradients"
     apply = getattr(optimizer, name)
@@ -385,8 +387,8 @@ def _wrap_apply(optimizer: Any, watch: Callable[..., None]) -> tuple[str, Callab
     def apply_watched(gradients: Any, *args: Any, **kwargs: Any) -> Any:
         gradients = list(gradients)
         if is_keras_3:
-            of = args[0] if args else kwargs.get("trainable_variables")
-            watch(gradients, list(of or optimizer._trainable_variables))
+            variables = args[0] if args else kwargs.get("trainable_variables")
+            watch(gradients, list(variables or optimizer._trainable_variables))
         else:
             watch(*map(list, zip(*gradients, strict=True)))
         return apply(gradients, *args, **kwargs)
@@ -400,13 +402,13 @@ def dtype_policy_of(layer: Any) -> Any:
 
 
 def default_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a callback's hook as doing nothing, so that Keras need not wait for it."""
+    """Marks a callback's hook as a no-op, so that Keras need not wait for the step's logs."""
     hook._is_default = True  # type: ignore[attr-defined]
     return hook
 
 
 def is_default_hook(hook: Callable[..., Any]) -> bool:
-    """Returns whether a callback's hook does nothing."""
+    """Returns whether a callback's hook is a no-op."""
     return getattr(hook, "_is_default", False)
 
 

@@ -1,4 +1,4 @@
-"""How Keras 3's loss scaling is made to decide for all replicas."""
+"""Makes Keras 3's loss scaling skip a step on all replicas or on none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 _CHECK = "check_finite"
 
-# The strategies that are running a step, and the method that is overridden meanwhile.
+# The strategies that are running a step, and Keras's method, which is overridden during steps.
 _running: list[tf.distribute.Strategy] = []
 _overridden: Callable[..., Any] | None = None
 _lock = threading.Lock()
@@ -25,10 +25,11 @@ def agree_on_overflow(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     `compile` wraps the optimizer in `keras.optimizers.LossScaleOptimizer`, which skips a step
     whose gradients overflow. It checks a replica's own gradients, before they are summed: with
-    several workers, one would skip a step in which the others wait; with several replicas, the
-    first one's gradients would decide. Keras has no setting for this, so its method `check_finite`
-    is overridden while a step runs under this strategy, by one that asks all replicas. It is
-    unchanged for other strategies, and is restored when the last step has ended.
+    several workers, one would skip a step in which the others wait for it; with several replicas in
+    a process, only the first one's gradients would be checked. Keras has no setting for this, so
+    its method `check_finite` is overridden, while a step runs under this strategy, by one that
+    combines the results of all replicas. Other strategies are not affected, and the method is
+    restored when the last running step has ended.
     """
     global _overridden
     cls = _loss_scale_optimizer()
@@ -53,16 +54,16 @@ def check_overflow_can_be_agreed() -> None:
     """Checks that Keras 3's LossScaleOptimizer has the method that `agree_on_overflow` overrides.
 
     Raises:
-      ValueError: if it does not.
+      ValueError: if it has no such method.
     """
     cls = _loss_scale_optimizer()
     if cls is None or hasattr(cls, _CHECK):
         return
     version = getattr(sys.modules.get("keras"), "__version__", "of an unknown version")
     raise ValueError(
-        "Under mixed_float16 all replicas must skip the same steps, which they agree on in "
-        f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which has no "
-        "such method. Use mixed_bfloat16, or Keras 3.15."
+        "Under mixed_float16 all replicas must skip the same steps, which requires the method "
+        f"keras.optimizers.LossScaleOptimizer.{_CHECK}. Received: Keras {version}, which does not "
+        "have it. Use mixed_bfloat16, or Keras 3.15."
     )
 
 
@@ -80,7 +81,7 @@ def _check_on_all_replicas(check_finite: Callable[..., Any]) -> Callable[..., An
         context = tf.distribute.get_replica_context()
         if context is None or not any(context.strategy is one for one in _running):
             return finite
-        # Summed, because a sum leaves out the NaN of a replica without examples.
+        # By a sum, because the strategy's sums leave out replicas without examples.
         verdict = tf.where(finite, 0.0, float("nan"))
         return tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, verdict))
 

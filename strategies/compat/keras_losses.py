@@ -1,6 +1,6 @@
-"""How Keras 3 and tf_keras compute and log losses; see `keras.py` for all else about them.
+"""Assumptions about how Keras 3 and tf_keras compute and log losses.
 
-Checked with Keras 3.15.1 and tf_keras 2.21.0.
+Tested with Keras 3.15.1 and tf_keras 2.21.0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strategies.compat.keras import TEST_STEP, TRAIN_STEP, is_of_keras, step_of,
 _LOSS = "compute_loss"
 # The functions of Keras, tf_keras and TensorFlow that divide a loss by the number of replicas.
 _DIVIDE_LOSS = ("scale_loss_for_distribution", "compute_average_loss", "scale_regularization_loss")
-# Keras 3's method that divides regularizers and `add_loss`, which tells nothing of the loss itself.
+# Keras 3's method that divides only regularizers and `add_loss`, not the loss itself.
 _DIVIDE_ADDITIONAL = "_aggregate_additional_loss"
 _LIBRARIES = ("keras", "tf_keras", "tensorflow")
 _DIVIDE = "scale_loss_for_distribution"
@@ -26,11 +26,11 @@ _COMPILED = "compile(loss=...)"
 
 
 def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
-    """Returns the model of a step function, and the name of its own method that computes the loss.
+    """Returns the model of a step function, and the user's method that computes the loss.
 
-    The name is "compile(loss=...)" for losses given to Keras 3 that may be scalars already, which
-    it does not divide. It is empty if Keras divides the loss, or if nothing depends on how it is
-    computed: in an evaluation whose logs have the loss as it is.
+    The method is "compile(loss=...)" for losses given to Keras 3 that may return scalars, which
+    Keras does not divide. It is "" if Keras divides the loss, or if it does not matter whether the
+    loss is divided, as in an evaluation that logs the loss without dividing it.
     """
     model, step = step_of(fn)
     if model is None or step not in (TRAIN_STEP, TEST_STEP):
@@ -41,19 +41,19 @@ def own_loss_method(fn: Callable[..., Any]) -> tuple[Any, str]:
     is_new = method.__module__.startswith("keras.")
     if not is_of_keras(type(model).compute_loss):
         return model, _LOSS if is_new or step == TRAIN_STEP else ""
-    # Keras 3 divides what it reduces itself: no scalars of functions, and no losses of single
-    # examples.
+    # Keras 3 divides only the losses that it reduces itself: not scalars that a function returns,
+    # and not losses with reduction "none".
     losses = [each for each in tf.nest.flatten(getattr(model, "loss", None)) if each is not None]
-    is_own = any(getattr(loss, "reduction", None) != "sum" for loss in losses)
-    return model, _COMPILED if is_new and is_own else ""
+    may_be_undivided = any(getattr(loss, "reduction", None) != "sum" for loss in losses)
+    return model, _COMPILED if is_new and may_be_undivided else ""
 
 
 def is_unreduced(model: Any, method: str) -> bool:
-    """Returns whether a loss given to Keras 3 is a loss of each example, with reduction "none".
+    """Returns whether a loss given to Keras 3 has reduction "none", and so a value per example.
 
     Args:
       model: the model.
-      method: what `own_loss_method` returns.
+      method: the method that `own_loss_method` returns.
     """
     compiled = tf.nest.flatten(getattr(model, "loss", None))
     reductions = [loss.reduction for loss in compiled if hasattr(loss, "reduction")]
@@ -61,9 +61,9 @@ def is_unreduced(model: Any, method: str) -> bool:
 
 
 def is_dividing_loss() -> bool:
-    """Returns whether the code that reads the number of replicas may divide a loss by it.
+    """Returns whether the code that reads `num_replicas_in_sync` may divide a loss by it.
 
-    This is any code outside of TensorFlow and Keras, and those of their functions that do so.
+    This is any code outside of TensorFlow and Keras, and their functions that divide losses.
 
     >>> is_dividing_loss()
     True
@@ -81,7 +81,7 @@ def is_dividing_loss() -> bool:
 def divided_value() -> Any:
     """Returns the loss that Keras is dividing by the number of replicas; None if it divides none.
 
-    Called while the number is read.
+    Must be called while `num_replicas_in_sync` is read.
     """
     reader = next(_readers(), None)
     if reader is None or reader.f_code.co_name != _DIVIDE:
@@ -128,13 +128,14 @@ class LossLog:
         self._is_keras_3 = hasattr(model, "_compile_loss")
 
     def needs_correction(self) -> bool:
-        """Returns whether replicas with different numbers of examples log other losses."""
+        """Returns whether logs are wrong if replicas have different numbers of examples."""
         if self._is_keras_3:
             losses = [each.loss for each in self._built] or tf.nest.flatten(self._model.loss)
         else:
             container = self._model.compiled_loss
             losses = tf.nest.flatten(None if container is None else container._user_losses)
-        # Without a known batch size, Keras 3 logs means over batches for each of several outputs.
+        # If the batch size is not known, Keras 3 logs a mean over batches for each of several
+        # outputs.
         return any(map(_is_sum, losses)) or self._is_keras_3 and len(losses) > 1
 
     @property
@@ -145,9 +146,9 @@ class LossLog:
         return tensorflow_variable(self._model.compiled_loss._total_loss_mean.total)
 
     def losses(self) -> list[LoggedLoss]:
-        """Returns the losses of the outputs; none if there is one output.
+        """Returns the losses of the outputs; none if there is a single output.
 
-        Empty before Keras has built the metrics, which it does before it updates them.
+        The list is empty before Keras builds the metrics, which it does before it updates them.
         """
         if self._is_keras_3:
             metrics = self._model._compile_loss.metrics
@@ -184,10 +185,10 @@ class LossLog:
 
 
 def loss_log_of(fn: Callable[..., Any]) -> LossLog | None:
-    """Returns the log of the losses of a step function; None if it logs the same on any replicas.
+    """Returns the log of the losses of a step function; None if it needs no correction.
 
-    None also if a Keras 3 model logs its losses itself: its `train_step` or `compute_loss` is its
-    own. In tf_keras the object that computes the losses logs them, whoever calls it.
+    Returns None also if a Keras 3 model overrides `train_step` or `compute_loss`, and so logs its
+    losses itself. In tf_keras, the object that computes the losses logs them in any case.
     """
     model, step = step_of(fn)
     if model is None or step not in (TRAIN_STEP, TEST_STEP):

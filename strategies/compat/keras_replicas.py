@@ -1,13 +1,13 @@
-"""What the calls of Keras's layers keep in the layers, for replicas that share them.
+"""Saves and restores the state that calls leave in Keras's layers, for replicas that share layers.
 
 [Note: replicas that share layers]
-The replicas of a process call the same layers, in threads that take turns where they meet, such as
-in the mean of a `BatchNormalization`; see [Note: merged replicas] in core/extended.py. What a call
-keeps in a layer's attributes, for whoever called the layer to read later, is then replaced by the
-next replica's: the losses of `add_loss` and `activity_regularizer`, which Keras 3 keeps in a list
-and clears when a model is called, and tensors such as `self.last_mean = ...`. The replica would go
-on with values of another replica, whose gradients its own tape does not know. So each replica takes
-note of them before it waits, and puts them back.
+The replicas of a process call the same layers, in threads that take turns at synchronization points
+such as the mean of a `BatchNormalization`; see [Note: merged replicas] in core/extended.py. At such
+a point, the next replica overwrites what this replica's call stored in a layer's attributes: the
+losses of `add_loss` and `activity_regularizer`, which Keras 3 keeps in a list that it clears when a
+model is called, and tensors such as `self.last_mean = ...`. The replica would continue with values
+of another replica, which its own tape has not recorded. So each replica saves them before it waits,
+and restores them afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from strategies.compat.call_stack import visible_objects
 
-# Of Keras 3. In tf_keras, each thread has its own.
+# In Keras 3; in tf_keras, each thread has its own list.
 _LOSSES = "_losses"
 # The method of layers, of Keras 3 and tf_keras alike, that returns their layers and themselves.
 _FLATTEN = "_flatten_layers"
@@ -30,10 +30,10 @@ _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
 @contextlib.contextmanager
 def keep_state_of_calls() -> Iterator[None]:
-    """Restores, after a block in which other replicas run, what layers keep of own calls.
+    """Restores, after a block in which other replicas run, the state of this replica's calls.
 
     See [Note: replicas that share layers]. The layers are those of all models and layers that the
-    running functions can name: a loop of the user's may read the losses of a model that it called
+    running functions refer to: a custom training loop may read the losses of a model that it called
     before the one that is running.
     """
     roots = [each for each in visible_objects(_LIBRARIES) if hasattr(type(each), _FLATTEN)]
@@ -42,9 +42,9 @@ def keep_state_of_calls() -> Iterator[None]:
         for root in {id(root): root for root in roots}.values()
         for layer in getattr(root, _FLATTEN)()
     }
-    kept = [(layer, _tensors_of(layer), _losses_of(layer)) for layer in layers.values()]
+    saved = [(layer, _tensors_of(layer), _losses_of(layer)) for layer in layers.values()]
     yield
-    for layer, tensors, losses in kept:
+    for layer, tensors, losses in saved:
         vars(layer).update(tensors)
         added = getattr(layer, _LOSSES, None)
         if losses is not None and added is not None:
@@ -54,17 +54,13 @@ def keep_state_of_calls() -> Iterator[None]:
 
 def _tensors_of(layer: Any) -> dict[str, Any]:
     """Returns the attributes of a layer that are tensors, or lists or dictionaries of them."""
-    if _package_of(type(layer).__module__) in _LIBRARIES:
+    if type(layer).__module__.partition(".")[0] in _LIBRARIES:
         return {}  # Keras's own layers keep none, and a model may have hundreds of them
     return {
         name: value
         for name, value in vars(layer).items()
         if name != _LOSSES and any(isinstance(each, _TENSORS) for each in _elements(value))
     }
-
-
-def _package_of(module: str) -> str:
-    return module.partition(".")[0]
 
 
 def _elements(value: Any) -> Collection[Any]:

@@ -1,7 +1,4 @@
-"""The assumptions about Keras's internals that concern one step: its seeds, logs and building.
-
-`keras.py` has those about models, optimizers and the stack.
-"""
+"""Assumptions about Keras's internals that concern one step: its seeds, its logs, and building."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _SEEDS_MODULE, _SEEDS, _GENERATOR = "tf_keras.src.backend", "_SEED_GENERATOR", "
 
 
 def is_summing_logs(fn: Callable[..., Any]) -> bool:
-    """Returns whether a function given to `strategy.run` is a step whose logs tf_keras sums."""
+    """Returns whether a function passed to `strategy.run` is a step whose logs tf_keras sums."""
     if step_of(fn)[1] not in (TRAIN_STEP, TEST_STEP):
         return False
     return getattr(inspect.unwrap(fn), "__module__", "").startswith("tf_keras.")
@@ -31,8 +28,8 @@ def with_callers_seeds(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that draws tf_keras's seeds from the generator of the calling thread.
 
     `tf_keras.utils.set_random_seed` gives the calling thread a generator of seeds. Replicas run in
-    threads of their own, where layers that a step builds would draw from Python's `random` instead:
-    other initial values than in one process.
+    their own threads, where layers that a step builds would draw from Python's `random` instead and
+    get other initial values than with a single replica.
 
     Args:
       fn: a function that replicas run. It is returned unchanged if there is no such generator.
@@ -51,11 +48,11 @@ def with_callers_seeds(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ragged_to_build() -> tuple[Any, Any]:
-    """Returns the model that Keras 3 is about to build, and the batch, if that has ragged tensors.
+    """Returns the model that Keras 3 is about to build and the batch, if it has ragged tensors.
 
     Under a strategy, `fit` and `evaluate` build a model, its metrics and its loss with placeholders
-    of the shapes of a batch. Those are dense, and a model of ragged inputs cannot be called with
-    them. Both are None otherwise.
+    of the shapes of a batch. The placeholders are dense, so a model with ragged inputs cannot be
+    called with them. Returns (None, None) if the batch has no ragged tensors.
     """
     values = locals_of(_SYMBOLIC_BUILD)
     batch = values.get("data_batch")
@@ -64,9 +61,9 @@ def ragged_to_build() -> tuple[Any, Any]:
 
 
 def build_with_ragged(model: Any, batch: Any) -> None:
-    """Builds a model of Keras 3, its metrics and its loss as it does, but with ragged placeholders.
+    """Builds a Keras 3 model, its metrics and its loss as Keras does, but with ragged placeholders.
 
-    What is built already stays as it is.
+    Parts that are already built are not built again.
 
     Args:
       model: the model; compiled.
@@ -102,12 +99,12 @@ def _placeholder(value: Any) -> Any:
 
 
 def metrics_of_own_step(fn: Callable[..., Any], results: Any) -> list[Any]:
-    """Returns the metrics of a Keras 3 model whose step returns other logs than their results.
+    """Returns the metrics of a Keras 3 model whose own step returns other logs than their results.
 
     Args:
-      fn: a function given to `strategy.run`. There are no such metrics unless it is a training or
-        test step that a subclass defines.
-      results: what the step returned.
+      fn: a function passed to `strategy.run`. The list is empty unless it is a training or test
+        step that a subclass defines.
+      results: the result of the step.
     """
     model, step = step_of(fn)
     base = getattr(sys.modules.get("keras"), "Model", ())

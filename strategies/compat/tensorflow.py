@@ -1,6 +1,6 @@
 """The only module that uses TensorFlow's private modules and attributes; each name appears once.
 
-Checked with TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
+Tested with TensorFlow 2.18.1 and 2.21.0; `CommunicationOptions`, `CondBranchFuncGraph`,
 `DistributedDatasetSpec`, `FunctionCallOptions`, `OptionsDataset`, `PrefetchDataset`,
 `ResourceVariable`, `Session`, `WhileCondFuncGraph`, `context`, `in_save_context`, `is_recorded`,
 `unwrap_decorators` and the functions below with 2.21.0 only.
@@ -129,10 +129,10 @@ __all__ = [
 
 
 class Session(tf.compat.v1.Session):
-    """A session that leaves the runtime's error messages as they are.
+    """A session that does not search the runtime's error messages for names of operations.
 
-    TensorFlow searches error messages for names of operations while it holds Python's global lock.
-    In a message of tens of kilobytes without any, this takes minutes and blocks all threads.
+    TensorFlow searches while it holds Python's global lock. In a message of tens of kilobytes
+    without such names, this takes minutes and blocks all threads.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -140,7 +140,7 @@ class Session(tf.compat.v1.Session):
         super().__init__(*args, **kwargs)
 
     def callers(self) -> tuple[threading.Thread, ...]:
-        """Returns the threads that are in a call of the runtime."""
+        """Returns the threads that are in a call to the runtime."""
         return tuple(self._callers)
 
     def _do_call(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -153,7 +153,7 @@ class Session(tf.compat.v1.Session):
 
 
 # The code of the functions that `tf.recompute_grad` returns; None if TensorFlow's code has changed.
-RECOMPUTING = next(
+RECOMPUTE_CODE = next(
     (
         each
         for each in tf.recompute_grad.__code__.co_consts
@@ -164,21 +164,21 @@ RECOMPUTING = next(
 
 
 def convert_with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function converted by AutoGraph, if the code that calls it here was converted."""
+    """Returns a function converted by AutoGraph, if AutoGraph is enabled where this is called."""
     return tf_convert(function, control_status_ctx())
 
 
 def function_graph(graph: Any) -> Any:
-    """Returns the graph of the function that a graph belongs to; a branch or loop is part of it."""
+    """Returns the graph of the function that contains a graph, such as that of a branch or loop."""
     while isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph):
         graph = graph.outer_graph
     return graph
 
 
 def is_of_running_function(value: Any) -> bool:
-    """Returns whether a tensor belongs to the function that is being traced, or code runs eagerly.
+    """Returns whether a tensor belongs to the function being traced; in eager mode, always True.
 
-    A `tf.function` would capture a tensor of one caller, and use it for its other callers, too.
+    A nested `tf.function` would capture the tensor of one caller and use it for other callers, too.
     """
     if tf.executing_eagerly():
         return True
@@ -197,8 +197,8 @@ def place_in_function(graph: Any) -> tuple[str, int]:
     return getattr(graph, "name", ""), depth
 
 
-def is_left(graph: Any) -> bool:
-    """Returns whether `graph` is a branch or the body of a loop, and the current graph is outside.
+def has_left(graph: Any) -> bool:
+    """Returns whether `graph` is a branch or loop body that the current graph is not inside of.
 
     The gradient of a branch is computed outside of it if the tape is outside.
     """
@@ -211,17 +211,17 @@ def is_left(graph: Any) -> bool:
 
 
 def add_variable_creator(creator: Callable[..., Any]) -> None:
-    """Adds a creator of variables to those of the current graph and thread, unless it is there.
+    """Adds a variable creator to those of the current graph and thread, unless it is among them.
 
-    It lasts until the innermost `tf.variable_creator_scope` ends that this is called in, and is
-    called after the creators of all such scopes. A scope of its own could not outlast the others.
+    It stays until the innermost enclosing `tf.variable_creator_scope` ends, and is called after the
+    creators of all such scopes. A `tf.variable_creator_scope` of its own could not outlast them.
     """
     stack = tf.compat.v1.get_default_graph()._variable_creator_stack
     if all(each is not creator for _, each in stack):
-        # Creators are called from the last to the first. Those of scopes have the priority 100;
-        # that of a `tf.function`, which has 50 and calls no further one, stays before them.
-        own = sum(priority < 100 for priority, _ in stack)
-        stack.insert(own, (100, creator))
+        # Creators are called from the last to the first. Those of scopes have priority 100. That of
+        # a `tf.function` has priority 50 and does not call the next one, so it stays the first.
+        position = sum(priority < 100 for priority, _ in stack)
+        stack.insert(position, (100, creator))
 
 
 def dataset_inputs(dataset: Any) -> list[Any]:
@@ -230,21 +230,21 @@ def dataset_inputs(dataset: Any) -> list[Any]:
 
 
 def may_run_generator(dataset: Any) -> bool:
-    """Returns whether a dataset itself may be one of `from_generator`, or make such datasets."""
-    # A dataset that a function captured cannot be looked into.
+    """Returns whether a dataset, not counting its inputs, may run a Python generator."""
+    # A dataset that a function captured cannot be inspected.
     return captures_dataset(dataset) or any(
         node.op == "GeneratorDataset" for node in _function_nodes(dataset)
     )
 
 
 def captures_dataset(dataset: Any) -> bool:
-    """Returns whether a function of a dataset itself captured another one, as `interleave` may."""
+    """Returns whether a function of a dataset, such as that of `interleave`, captured a dataset."""
     captured = [each.function.captured_inputs for each in dataset._functions()]
     return any(tensor.dtype == tf.variant for inputs in captured for tensor in inputs)
 
 
 def _function_nodes(dataset: Any) -> list[Any]:
-    """Returns the operations of a dataset's own functions, and of those that they call."""
+    """Returns the operations of a dataset's functions, and of the functions that these call."""
     graphs = [each.function.graph.as_graph_def() for each in dataset._functions()]
     nodes = [node for graph in graphs for node in graph.node]
     called = (one for graph in graphs for one in graph.library.function)
@@ -252,7 +252,7 @@ def _function_nodes(dataset: Any) -> list[Any]:
 
 
 def dataset_order(dataset: Any) -> tuple[list[int], bool]:
-    """Returns the seeds of a dataset itself, and whether its order is random in spite of them."""
+    """Returns a dataset's own seeds, and whether its order is random in spite of them."""
     own: list[Any] = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     seeds = [int(seed.numpy()) for seed in own if hasattr(seed, "numpy")]
     is_random = bool(seeds) and not any(seeds) or getattr(dataset, "_deterministic", "") == "false"
@@ -260,7 +260,7 @@ def dataset_order(dataset: Any) -> tuple[list[int], bool]:
         if "seed2" in node.attr:
             pair = [node.attr["seed"].i, node.attr["seed2"].i]
             seeds += pair
-            # Only those that decide on the order. Others may give random numbers.
+            # Only operations that determine the order; others may generate random numbers.
             is_random = is_random or node.op == "RandomShuffle" and not any(pair)
         elif node.op == "Const" and node.name.startswith("seed"):
             seeds += tf.make_ndarray(node.attr["value"].tensor).reshape(-1).tolist()
@@ -292,7 +292,7 @@ def has_several_workers(strategy: Any) -> bool:
 
 
 def replica_specs(spec: Any) -> list[Any]:
-    """Returns the specs of the replicas' values; any spec but a `PerReplicaSpec` unchanged."""
+    """Returns the specs of the replicas' values; [spec] if it is not a `PerReplicaSpec`."""
     return list(spec._value_specs) if isinstance(spec, PerReplicaSpec) else [spec]
 
 

@@ -36,7 +36,7 @@ from strategies.compat.tensorflow import (
     MirroredVariable as StockMirroredVariable,
 )
 from strategies.core.loss_logs import LossLogs
-from strategies.core.loss_reduction_check import LossScale
+from strategies.core.loss_reduction_check import LossReductionCheck
 from strategies.core.merged_logs import MergedLogs
 from strategies.core.replica_context import in_sharing_context
 from strategies.core.scope import (
@@ -55,7 +55,7 @@ from strategies.data.same_batches import BatchComparison
 from strategies.data.same_order import in_common_order
 from strategies.data.sharding import equal_steps, is_divided, shard_dataset, undo_sharding
 from strategies.diagnostics.consistency import check_same_call
-from strategies.diagnostics.progress import tell_progress
+from strategies.diagnostics.progress import start_progress_reports
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.utils.devices import HOST
@@ -65,7 +65,7 @@ from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import (
     RowVariable,
     check_identifies_rows,
-    table_asked_for,
+    requested_table,
 )
 from strategies.variables.scalars import MirroredVariable
 from strategies.variables.sharded_optimizer_state import ShardedOptimizerState
@@ -75,18 +75,18 @@ from strategies.variables.unsynchronized_state import is_unsynchronized_state
 class ReplicatedExtended(CollectiveAllReduceExtended):
     """Stock's mirrored strategy with other collectives, input and initial values.
 
-    Each worker is one process with one or more replicas, each on a device of its own. Values are
-    summed within the process first, and then over the workers.
+    Each worker is one process with one or more replicas, each on its own device. Values are summed
+    within the process first, and then over the workers.
 
     [Note: merged replicas]
-    The replicas of a process run the same function in threads of their own, one at a time. Where
-    they exchange values, they meet in `merge_call`: each stops there, and one function gets the
-    values of all, as for the sum of a gradient. It can, because outside of branches all replicas
-    add to one graph. Inside a `tf.cond` each replica has a branch of its own, a graph whose tensors
-    the others cannot use. There each replica calls collectives by itself (`ReplicaCollectives`),
-    and what must happen once a worker is done by its first replica. So there are two ways wherever
-    replicas exchange values, and `_use_merge_call` decides. A single replica has nobody to meet,
-    and always goes the second way.
+    The replicas of a process run the same function in separate threads, one at a time. To exchange
+    values, such as gradients to be summed, they call `merge_call`: each replica stops there, and a
+    single function gets the values of all replicas. This works outside of branches, where all
+    replicas add to one graph. Inside a `tf.cond`, each replica builds a branch of its own, a graph
+    whose tensors the others cannot use. There, each replica calls collectives by itself
+    (`ReplicaCollectives`), and whatever must happen once per worker is done by its first replica.
+    So there are two code paths wherever replicas exchange values, and `_use_merge_call` selects
+    one. A single replica always takes the second path.
 
     Args:
       strategy: the strategy that this object implements.
@@ -94,7 +94,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
       devices: the devices of this worker, one for each replica; the same number on every worker.
       options: how values are reduced.
       resolver: the value of the strategy's property `cluster_resolver`.
-      local: the operations that sum over the replicas of one worker.
+      local: the implementation of sums over the replicas of one worker.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         # are the attributes that the inherited methods read.
         tf.compat.v1.distribute.StrategyExtended.__init__(self, strategy)
         self.collectives = collectives
-        # Differs from `collectives` where workers do not take their steps together.
+        # Subclasses whose workers do not take their steps together have other `collectives`.
         self.workers = collectives
         self._devices = tuple(canonicalize(device) for device in devices)
         self._cross_device_ops = ReplicaCrossDeviceOps(
@@ -141,13 +141,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._input_weights: dict[int, tf.Tensor] = {}
         self._dataset_streams: dict[str, Collectives] = {}
         self.batch_comparison: BatchComparison | None = None
-        self.loss_scale, self.loss_logs = LossScale(), LossLogs()
+        self.loss_reduction_check, self.loss_logs = LossReductionCheck(), LossLogs()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.merged_logs = MergedLogs(collectives, len(self._devices))
         self._is_of_several_processes = resolver is not None
         if resolver is not None:
             note_creation()
-            tell_progress()
+            start_progress_reports()
 
     @property
     def in_step(self) -> bool:
@@ -155,10 +155,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return True
 
     def drain(self) -> None:
-        """Does nothing: only updates that are sent to servers can be pending."""
+        """Does nothing: without parameter servers, no updates are pending."""
 
     def refresh(self) -> None:
-        """Does nothing: only variables on servers have to be updated from there."""
+        """Does nothing: without parameter servers, variables are always up to date."""
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         if self._is_of_several_processes:
@@ -175,7 +175,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         raise NotImplementedError(
             "Strategies require eager execution. Received: a model that runs in a session of "
             "TensorFlow 1, as after tf.compat.v1.disable_eager_execution(). Remove that call; fit "
-            "and tf.function run graphs anyway."
+            "and tf.function run as graphs in any case."
         )
 
     def _use_merge_call(self) -> bool:
@@ -185,8 +185,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
     def is_inside_branch(self) -> bool:
         """Returns whether a replica is in a graph nested in its function's, such as a `tf.cond`'s.
 
-        Loops do not count: in a loop of each replica's own, TensorFlow's operations would not
-        match, and merge_call raises an error.
+        Loops do not count: the replicas' loops may differ in their number of iterations, so that
+        TensorFlow's operations would not match; there, merge_call raises an error.
         """
         own = getattr(threading.current_thread(), "graph", None)
         graph = tf.compat.v1.get_default_graph()
@@ -203,10 +203,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if len(self._devices) == 1:
             return self._cross_device_ops
         if not self._unmerged_ops:
-            every = ReplicaCollectives.for_all_replicas(self._devices, self.collectives)
+            by_replica = ReplicaCollectives.for_all_replicas(self._devices, self.collectives)
             self._unmerged_ops = [
                 ReplicaCrossDeviceOps(collectives, [device], self._options)
-                for collectives, device in zip(every, self._devices, strict=True)
+                for collectives, device in zip(by_replica, self._devices, strict=True)
             ]
         return self._unmerged_ops[replica]
 
@@ -217,16 +217,16 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if len(self._devices) > 1:
             seeded = in_sharing_context(seeded)
         with worker_seed_scope(self._id_in_cluster):
-            # A nested call in a step, such as Keras's update of weights, has other arguments, but
-            # the examples are those of the step.
+            # A nested call, such as Keras's update of weights, has other arguments; the examples
+            # are still those of the step.
             if self._input_weights:
                 results = self._call_in_step(seeded, args, kwargs)
             else:
                 inputs = StepInputs(args, kwargs, self._devices)
                 after_inputs, called = inputs.run_after(seeded)
                 logs = self.loss_logs.step(fn, inputs, self.collectives)
-                # What the strategy itself adds to the step, such as the exchange in `logs`, has to
-                # wait for the inputs as well; see `StepInputs.run_after`.
+                # Operations that the strategy adds to the step, such as the exchange in `logs`,
+                # must wait for the inputs as well; see `StepInputs.run_after`.
                 with after_inputs, self._input_weights_scope(inputs), logs:
                     results = self._call_in_step(called, args, kwargs)
         if len(self._devices) > 1 and not tf.executing_eagerly():
@@ -241,17 +241,17 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             def call_in_all(*args: Any, **kwargs: Any) -> Any:
                 return self._call_for_each_replica(function, args, kwargs)
 
-            # AutoGraph has to convert the function that replicas call, not its caller.
+            # AutoGraph must convert the function that replicas call, not its caller.
             self._lifted[fn] = function_of(fn, autograph_artifact(call_in_all))
         return self._lifted[fn]
 
     def _call_in_step(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a step's function on each replica, and makes what it leaves to the strategy."""
+        """Calls a step's function on each replica; subclasses add what must follow the calls."""
         return super()._call_for_each_replica(fn, args, kwargs)
 
     @contextlib.contextmanager
     def _input_weights_scope(self, inputs: StepInputs) -> Iterator[None]:
-        """Sets the weights of the replicas' inputs in the block."""
+        """Sets the weights of the replicas' inputs while the block runs."""
         self._input_weights = inputs.weights()
         try:
             yield
@@ -319,7 +319,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         strategy = self._container_strategy()
         check_step(fn, strategy, is_summed=self._num_workers > 1)
         agreed = agree_on_overflow if self._num_replicas_in_sync > 1 else contextlib.nullcontext
-        watched = self.loss_scale.watch(fn, self._num_replicas_in_sync)
+        watched = self.loss_reduction_check.watch(fn, self._num_replicas_in_sync)
         with explain_mixed_strategies(fn, strategy), agreed(strategy), watched:
             call = super().call_for_each_replica
             return self.merged_logs.run(fn, lambda step: call(step, args, kwargs))
@@ -358,7 +358,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         update_without_xla(optimizer_of(fn))
         if args and self._num_replicas_in_sync > 1 and optimizer_of(fn) is not None:
             check_identifies_rows(self._first_local(args[0]), var)
-        # A gradient is the sum over all replicas by now, so the first one's is that of all.
+        # The gradient has been summed over all replicas, so all replicas have the same one.
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         if self.precedes_rows(fn, args):
             var.defer(lambda: fn(var, *args, **kwargs))
@@ -368,38 +368,39 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             return fn(var, *args, **kwargs)
 
     def precedes_rows(self, fn: Callable[..., Any], args: Sequence[Any]) -> bool:
-        """Returns whether an optimizer changes rows before those of the step are in view."""
+        """Returns whether an optimizer changes a table before the step's rows are in its view."""
         return not args and len(self._devices) > 1 and optimizer_of(fn) is not None
 
     def _first_local(self, value: Any) -> Any:
         return self._local_results(value)[0]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Creates a variable of the kind that its creation arguments ask for.
+        """Creates a variable of the kind that its creation arguments imply.
 
         [Note: kinds of variables]
-        Keras names no kinds. It asks for a variable by a name, a neighbour (`colocate_with`), an
-        aggregation and whether it is trainable, and the kind follows from these, in this order:
+        Keras does not name a kind. It creates a variable with a name, a neighbour
+        (`colocate_with`), an aggregation and a `trainable` flag. The kind follows from these, in
+        this order:
 
-        1. A table's variable exists before Keras 3 asks for a weight of its name.
-        2. The state of a stateful RNN is that of the replica's own examples.
+        1. A table's variable already exists when Keras 3 creates a weight of its name.
+        2. The state of a stateful RNN belongs to the replica's own examples.
         3. A slot variable of a table has rows, not the table's shape; its creator is never called.
-        4. Seeds have a copy on each replica that draws other numbers.
-        5. The loss scale would be averaged by the next rule. It need not be: all replicas decide
-           together whether gradients have overflowed, and so change it alike.
-        6. What nothing else keeps equal, such as a moving mean of the examples, is averaged over
-           the replicas whenever it is written.
+        4. The state of a seed generator has a copy on each replica, which draws other numbers.
+        5. The loss scale would be averaged by the next rule. This is not needed: all replicas
+           decide together whether gradients have overflowed, and so change it alike.
+        6. Other state that replicas write independently, such as a moving mean over the examples,
+           is averaged over the replicas whenever it is written.
         7. A step counter takes the first replica's value.
         8. With mode "reduce", the slot variables of large variables are divided among replicas.
         9. All others are TensorFlow's: mirrored, or summed when read, such as metrics.
         """
-        table = table_asked_for(kwargs)
+        table = requested_table(kwargs)
         if table is not None:
             return table
         kwargs = keep_state_per_replica(kwargs)
-        beside = kwargs.get("colocate_with")
-        if isinstance(beside, RowVariable):
-            return beside.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
+        neighbour = kwargs.get("colocate_with")
+        if isinstance(neighbour, RowVariable):
+            return neighbour.make_slot(kwargs["name"], kwargs["initial_value"], kwargs.get("dtype"))
         if kwargs.get("name") == SEED_STATE:
             next_creator = seed_state_creator(self._id_in_cluster * len(self._devices))
         elif kwargs.get("name") == LOSS_SCALE:
@@ -408,7 +409,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         elif is_unsynchronized_state(kwargs):
             kwargs["aggregation"] = tf.VariableAggregation.MEAN
         elif self._is_of_only_replica(kwargs):
-            # Without an aggregation it can be written in a tf.cond, too.
+            # Without an aggregation, it can be written inside a tf.cond, too.
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         if self._sharded_state is not None:
             variable = self._sharded_state.new_state(
@@ -416,15 +417,15 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             )
             if variable is not None:
                 return variable
-        made = super()._create_variable(next_creator, **kwargs)
-        if isinstance(made, SyncOnReadVariable) and self._may_lack_examples:
-            return OnReadVariable(made.distribute_strategy, made.values, made.aggregation)
-        if type(made) is StockMirroredVariable:
-            return MirroredVariable(made.distribute_strategy, made.values, made.aggregation)
-        return made
+        stock = super()._create_variable(next_creator, **kwargs)
+        if isinstance(stock, SyncOnReadVariable) and self._may_lack_examples:
+            return OnReadVariable(stock.distribute_strategy, stock.values, stock.aggregation)
+        if type(stock) is StockMirroredVariable:
+            return MirroredVariable(stock.distribute_strategy, stock.values, stock.aggregation)
+        return stock
 
     def _is_of_only_replica(self, kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a variable takes the value of a first replica that is the only one."""
+        """Returns whether a variable takes the first replica's value, and that is the only one."""
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         return kwargs.get("aggregation") == first and len(self._devices) == 1 and not is_on_read
@@ -450,7 +451,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         if isinstance(value, CheckpointInitialValue):
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
-        # Keras creates variables when it saves a model, which the first worker does alone.
+        # Keras creates variables when it saves a model, which the first worker may do by itself.
         if in_single_worker_scope():
             return value
         check_same_call(
@@ -470,7 +471,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
     ) -> Any:
         if isinstance(var, RowVariable) and not self._use_merge_call():
-            # Each replica comes here, but the rows that they share change once.
+            # Each replica comes here, but the rows, which replicas share, must change only once.
             is_first = self.local_replica() == 0
             return self._update_rows(var, fn, args, kwargs) if is_first else None
         by_parts = self._sharded_state is not None and self._sharded_state.can_update(var)
@@ -486,12 +487,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_options(options, per_replica=False)
         check_same_outside(running_call()[1], self.collectives)
         dataset = bound_prefetch(dataset)
-        # The first batches can be compared only if each worker has the batches of all, which it
-        # takes its part of: not with its own data, nor if only its part of the data is known.
+        # The first batches can be compared only if each worker passes global batches, not if it
+        # passes its own part of the data.
         source = dataset if undo_sharding(dataset) is dataset else None
         dataset = in_common_order(dataset, self.collectives)
-        # Later batches are compared in Keras's methods, which take each on all workers together; a
-        # loop of the user's may take them at any time.
+        # Later batches are compared only in Keras's methods, in which all workers take each batch
+        # together; a custom training loop may take them at any time.
         is_compared = self.collectives.size > 1 and running_method() is not None
         is_compared = is_compared and source is not None and is_divided(dataset)
         if is_compared and self.batch_comparison is None:
@@ -506,10 +507,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         return ReplicaDataset(shared, self._container_strategy(), options, source, is_compared)
 
     def _dataset_stream(self) -> Collectives:
-        """Returns the collectives by which workers ask each other whether they have examples.
+        """Returns the collectives for asking other workers whether they have examples left.
 
-        All datasets of a method of Keras, which iterates over one at a time, use the same ones:
-        the memory of new ones for each dataset would never be freed.
+        All datasets of a Keras method, which iterates over one dataset at a time, share them,
+        because the memory of new ones for each dataset would never be freed.
         """
         method = running_method()
         if method is None:

@@ -1,4 +1,4 @@
-"""Means over a replica's own examples, in the graph of a step."""
+"""Detects means over a replica's own examples in the graph of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DIVISIONS = ("RealDiv", "DivNoNan")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
 _BATCHES = ("IteratorGetNext", "OptionalGetValue")
 _NO_DATA = (tf.resource, tf.variant)
-# The name scopes of what is not a loss: gradients, and the corrections of `loss_logs`.
+# The name scopes of values that are not losses: gradients, and the corrections of `loss_logs`.
 _GRADIENTS = "gradient_tape/"
 LOSS_LOGS = "loss_logs"
 
@@ -18,9 +18,9 @@ LOSS_LOGS = "loss_logs"
 def takes_mean(operations: Sequence[tf.Operation], divisor: int | None) -> bool:
     """Returns whether a step takes a mean over a replica's own examples and does not divide it.
 
-    A mean is a number that is computed from the batch by a mean, or by a division by what is not a
-    constant, such as the size of the replica's batch or the sum of a mask. What a nested function
-    or a branch returns may be one. A sum, also one that is divided by a constant, is not.
+    A mean is a scalar that is computed from the batch by a mean, or by a division by a value that
+    is not a constant, such as the size of the replica's batch or the sum of a mask. The result of a
+    nested function or a branch may be one. A sum is not, even if it is divided by a constant.
 
     >>> graph = tf.Graph()
     >>> with graph.as_default():
@@ -61,7 +61,7 @@ def _is_number(tensor: tf.Tensor) -> bool:
 
 
 def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Yields an operation and those that it is computed from."""
+    """Yields an operation and all operations that it depends on."""
     waiting, seen = [op], {op}
     while waiting:
         yield (op := waiting.pop())
@@ -90,7 +90,7 @@ def _has_factor(op: tf.Operation, factor: float) -> bool:
 
 
 def _is_divided(op: tf.Operation, divisor: int, known: set[tf.Operation]) -> bool:
-    """Returns whether a number, or one that is computed from it, is divided by a constant."""
+    """Returns whether a scalar, or one that is computed from it, is divided by `divisor`."""
     waiting, seen = [op], {op}
     while waiting:
         users = {user for tensor in waiting.pop().outputs for user in tensor.consumers()}

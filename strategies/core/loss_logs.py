@@ -1,4 +1,4 @@
-"""The losses in Keras's logs: sums, and parts of the batch of different sizes."""
+"""Corrects the losses in Keras's logs: sums, and means over parts of different sizes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from strategies.core.step_inputs import StepInputs
 
 
 class LossLogs:
-    """Makes the losses in logs equal to those of one process, whatever the replicas' examples.
+    """Makes the losses in logs equal to those of one process, however examples are distributed.
 
     [Note: logged losses]
     One process logs a mean over examples: a batch of n examples and loss L adds L * n, and n to the
     count. Of N replicas, one with n_r examples and loss L_r adds N * L_r * n_r. If the loss is a
-    mean M_r, Keras has divided it by N, so the replicas add M_r * n_r each, which is L * n in all.
-    If it is a sum, L is the sum of all L_r, and each should add L_r * n. The two are the same only
-    where n = N * n_r.
+    mean M_r, Keras has divided it by N, so each replica adds M_r * n_r, which is L * n in all. If
+    it is a sum, L is the sum of all L_r, and each replica should add L_r * n. This is equal to what
+    it adds only if n = N * n_r.
 
     Keras 3 logs the losses of single outputs differently if it does not know the size of the batch
     when it traces the step: as a mean over batches, to which a batch adds L, and 1 to the count.
@@ -38,11 +38,11 @@ class LossLogs:
     def step(
         self, fn: Callable[..., Any], inputs: StepInputs, collectives: Collectives
     ) -> Iterator[None]:
-        """Corrects in the block, which runs `fn` on all replicas, what it adds to logged losses.
+        """Corrects what `fn`, which the block runs on all replicas, adds to logged losses.
 
         Args:
-          fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model
-            with losses that need it.
+          fn: the function passed to `strategy.run`; ignored if it is not a step of a Keras model
+            with losses that need a correction.
           inputs: the replicas' inputs.
           collectives: the collectives among the workers that take the step together.
         """
@@ -59,18 +59,18 @@ class LossLogs:
             self._step = None
 
     def note_divided(self) -> None:
-        """Notes a loss that Keras is about to divide by the number of replicas."""
+        """Records the loss that Keras is about to divide by the number of replicas, if any."""
         if self._step is not None:
             value = divided_value()
             if value is not None and tf.distribute.get_replica_context() is not None:
                 self._step.note_divided(value)
 
     def correction(self, variable: Any, added: Callable[[], tf.Tensor]) -> tf.Tensor | None:
-        """Returns what the calling replica has to add to a variable of a metric in addition.
+        """Returns what the calling replica must add to a metric's variable beyond Keras's addition.
 
         Args:
           variable: the variable.
-          added: returns what Keras adds to it.
+          added: returns the value that Keras adds to it.
         """
         step = self._running_step()
         if step is None:
@@ -79,7 +79,7 @@ class LossLogs:
             return step.correction(variable, added)
 
     def counts_all(self, variable: Any) -> bool:
-        """Returns whether a replica without examples counts in a variable of a metric as well."""
+        """Returns whether replicas without examples also count in a metric's variable."""
         step = self._running_step()
         return step is not None and step.counts_all(variable)
 
@@ -91,13 +91,13 @@ class LossLogs:
 
 
 class _Step:
-    """What is known of a step while it runs.
+    """The losses and numbers of examples of the running step.
 
     Args:
       log: the metrics in which Keras logs the losses.
       counts: the numbers of examples of this worker's replicas.
       total: the number of examples of all replicas of all workers.
-      replicas: the number of these replicas.
+      replicas: the number of replicas of all workers.
     """
 
     def __init__(self, log: LossLog, counts: dict[int, tf.Tensor], total: tf.Tensor, replicas: int):
@@ -124,7 +124,7 @@ class _Step:
             return None
         examples, is_weighted = self._counts[replica], self._log.is_weighted()
         if loss.is_sum:
-            # In the total loss, it is weighted by the number of examples in any case.
+            # The total loss is always weighted by the number of examples.
             logged = added() if is_weighted else added() * examples
             correction = self._correction_of_sum(logged, examples)
             self._corrections.setdefault(replica, []).append(loss.weight * correction)
@@ -140,17 +140,17 @@ class _Step:
         if self._log.losses():
             corrections = self._corrections.pop(replica, [])
             return tf.add_n(corrections) if corrections else None
-        # Of a single loss, the log has no metric of its own. What is divided then are regularizers
-        # and `add_loss`, for a loss that needs a correction is a sum.
+        # A single loss has no metric of its own. It is a sum, because it needs a correction, so the
+        # values that Keras divided are regularizers and `add_loss`.
         logged, examples = added(), self._counts[replica]
         for value in self._divided.pop(replica, []):
             logged -= tf.cast(tf.reduce_sum(value), logged.dtype) * tf.cast(examples, logged.dtype)
         return self._correction_of_sum(logged, examples)
 
     def _correction_of_sum(self, logged: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
-        """Returns what is missing from N * L_r * n_r, which Keras logs of a sum, to L_r * n."""
-        as_if = self._replicas * examples
-        return logged * tf.cast(tf.math.divide_no_nan(self.total - as_if, as_if), logged.dtype)
+        """Returns the difference from N * L_r * n_r, which Keras logs for a sum, to L_r * n."""
+        assumed = self._replicas * examples
+        return logged * tf.cast(tf.math.divide_no_nan(self.total - assumed, assumed), logged.dtype)
 
 
 def _replica() -> int:

@@ -13,16 +13,16 @@ from strategies.compat.keras_losses import is_dividing_loss, is_unreduced, own_l
 from strategies.core.loss_graph import takes_mean
 
 
-class LossScale:
+class LossReductionCheck:
     """Detects whether a model's own step divides its loss by the number of replicas.
 
-    Gradients are summed over replicas, so each replica's loss has to be its share of the loss of
-    the batch. Keras's losses take care of this (`keras.losses.MeanSquaredError()` and those given
-    to `compile`), except for losses of Keras 3 that return a single number; so does
+    Gradients are summed over replicas, so each replica's loss must be its share of the loss of the
+    batch. Keras's losses take care of this (`keras.losses.MeanSquaredError()` and those passed to
+    `compile`), except for losses of Keras 3 that return a scalar; so does
     `tf.nn.compute_average_loss`. A mean that a `train_step` or `compute_loss` computes itself is as
-    large on each replica as in one process. Code that divides a loss reads the strategy's number of
-    replicas first. It may read it once, before all steps; then the graph of the step shows whether
-    the step takes a mean and divides it.
+    large on each replica as in one process, so it must be divided. Code that divides it reads the
+    strategy's number of replicas. If it does so only once, before all steps, the graph of the step
+    shows whether the step takes a mean and divides it.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class LossScale:
         self._is_read_before = False
         self._warned: set[tuple[type, str]] = set()
 
-    def note(self) -> None:
-        """Notes that the number of replicas was read, if the caller may divide a loss by it."""
+    def note_read(self) -> None:
+        """Records that the number of replicas is read, if the caller may divide a loss by it."""
         if self._is_read_in_step is False:
             self._is_read_in_step = is_dividing_loss()
         elif self._is_read_in_step is None and not self._is_read_before:
@@ -42,7 +42,7 @@ class LossScale:
         """Logs a warning after the block, which runs `fn`, if `fn` did not divide its loss.
 
         Args:
-          fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model,
+          fn: the function passed to `strategy.run`; ignored if it is not a step of a Keras model,
             or if Keras computes its loss.
           number: the number of replicas whose gradients are summed.
         """
@@ -50,7 +50,7 @@ class LossScale:
         called = fn, getattr(model, method, None)
         is_function = any(isinstance(f, tf.types.experimental.PolymorphicFunction) for f in called)
         if is_function or not method:
-            yield  # the Python code of a tf.function does not run in each step
+            yield  # the Python code of a tf.function runs only when it is traced
             return
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         begin = 0 if graph is None else len(graph.get_operations())
@@ -63,10 +63,10 @@ class LossScale:
         if is_read or (type(model), method) in self._warned:
             return
         if graph is None:
-            is_wrong = True  # there is nothing to look at
+            is_wrong = True  # there is no graph to inspect
         else:
             divisor = number if self._is_read_before else None
-            # Of losses that are not reduced, Keras 3 logs the sum over replicas.
+            # If losses are not reduced, Keras 3 logs their sum over replicas.
             is_wrong = is_unreduced(model, method) or takes_mean(
                 graph.get_operations()[begin:], divisor
             )
@@ -76,8 +76,8 @@ class LossScale:
                 "A loss must be divided by the number of replicas, because gradients are summed "
                 "over them. Received: %s.%s, whose loss was not divided by strategy."
                 "num_replicas_in_sync: its gradients, or the loss in its logs, are %d times those "
-                "of one process. Divide it, or use a class of keras.losses, which does. If it is "
-                "a sum over examples, or divided by the size of the whole batch, ignore this.",
+                "of one process. Divide it, or use a class of keras.losses, which does so. Ignore "
+                "this if it is a sum over examples, or already divided by the global batch size.",
                 type(model).__name__,
                 method,
                 number,

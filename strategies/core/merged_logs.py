@@ -1,4 +1,4 @@
-"""The logs of a step: values that are merged over the replicas already are not summed again."""
+"""Keeps values in a step's logs that are already merged over the replicas from being summed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from strategies.variables.merged import EagerMerged, is_merged
 class MergedLogs:
     """Finds the merged values among the logs that a step of tf_keras returns.
 
-    tf_keras sums what `train_step` and `test_step` return over all replicas, since each returns its
-    share of the loss. The result of a metric is that of all replicas on each of them, and its sum
-    is wrong. tf_keras corrects this only if all keys of the logs are names of metrics, and only at
-    the end of an epoch. Keras 3 takes the mean.
+    tf_keras sums the results of `train_step` and `test_step` over all replicas, because each
+    replica returns its share of the loss. But the result of a metric already covers all replicas,
+    so its sum is wrong. tf_keras corrects this only if all keys of the logs are names of metrics,
+    and only at the end of an epoch. Keras 3 takes the mean.
 
     Args:
       collectives: the collectives of the workers.
@@ -32,14 +32,14 @@ class MergedLogs:
     def __init__(self, collectives: Collectives, replicas: int):
         self._collectives = collectives
         self._replicas = replicas
-        self._found: list[Any] = []
+        self._merged: list[Any] = []
 
     def run(self, fn: Callable[..., Any], call: Callable[[Callable[..., Any]], Any]) -> Any:
         """Returns the results of `call(fn)`, which runs a step, with each merged value once.
 
         Args:
-          fn: the function given to `strategy.run`; anything but a step of Keras is only called. For
-            Keras 3, see `with_merged_metrics`.
+          fn: the function passed to `strategy.run`. If it is not a step of tf_keras, it is only
+            called; for Keras 3, see `with_merged_metrics`.
           call: runs a function on all replicas.
         """
         if not is_summing_logs(fn):
@@ -51,10 +51,10 @@ class MergedLogs:
                 if isinstance(each, SyncOnReadVariable)
             ]
             return with_merged_metrics(results, variables, self._replicas, self._collectives)
-        self._found = []
+        self._merged = []
         if not tf.executing_eagerly():
             return tf.nest.map_structure(self._once_in_graph, call(fn))
-        # By thread, of which each replica has one.
+        # Flags of the results, by thread; each replica has its own thread.
         lock, merged = threading.Lock(), {}
         caller = EagerMerged()
 
@@ -76,8 +76,8 @@ class MergedLogs:
         return tf.nest.pack_sequence_as(results, list(once))
 
     def is_merged(self, value: Any) -> bool:
-        """Returns whether a value to be summed over the workers is merged already."""
-        return any(value is each for each in self._found)
+        """Returns whether a value to be summed over the workers is already merged."""
+        return any(value is each for each in self._merged)
 
     def _once_in_graph(self, leaf: Any) -> Any:
         if isinstance(leaf, MirroredVariable):
@@ -89,17 +89,17 @@ class MergedLogs:
         if isinstance(leaf, MirroredVariable):
             return self._remember(tf.identity(leaf))
         values = _local_values(leaf)
-        # Several replicas return one tensor only if it was made for all of them, in a merge call.
+        # Several replicas return the same tensor only if a merge call created it for all of them.
         if not follows and (len(values) == self._replicas or self._collectives.size == 1):
             return leaf
-        # What was computed from a merged value and something else differs between the replicas.
+        # A value that also depends on something else than merged values may differ.
         stacked = tf.stack(values)
-        every = self._collectives.all_gather(stacked) if self._collectives.size > 1 else stacked
-        is_same = bool(tf.reduce_all(every == every[0]))
+        gathered = self._collectives.all_gather(stacked) if self._collectives.size > 1 else stacked
+        is_same = bool(tf.reduce_all(gathered == gathered[0]))
         return self._remember(values[0]) if is_same else leaf
 
     def _remember(self, value: Any) -> Any:
-        self._found.append(value)
+        self._merged.append(value)
         return value
 
 

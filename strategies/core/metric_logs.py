@@ -1,4 +1,4 @@
-"""The logs of a user's own step of Keras 3: results of metrics are those of all replicas."""
+"""Makes the metrics in the logs of a custom Keras 3 step cover all replicas."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def with_merged_metrics(
     """Returns the logs of a step as if each replica had read the metrics of all replicas.
 
     In a step, a replica reads its own part of a metric's variables. At the end of an epoch, Keras 3
-    logs the results of the metrics themselves if a step returns all of them by their names.
-    Otherwise it logs the mean of what the replicas return, and a mean of roots, ratios or areas is
-    not that of all examples. So what a replica computed from its parts is computed again from the
-    sums of the parts.
+    logs the results of the metrics themselves if the step returns all of them by their names.
+    Otherwise it logs the mean of the replicas' results, but a mean of roots, ratios or areas is not
+    the root, ratio or area of all examples. So values that a replica computed from its parts are
+    recomputed from the sums of the parts.
 
     Args:
       logs: the results of a traced step on all replicas.
@@ -52,8 +52,8 @@ def with_merged_metrics(
     computed = dict(logs)
     for name, each in copies.items():
         if each:
-            found = [next(merged) for _ in each[0].reads]
-            values = [copy.of(found) for copy in each]
+            totals = [next(merged) for _ in each[0].reads]
+            values = [copy.recompute(totals) for copy in each]
             computed[name] = PerReplica(values) if replicas > 1 else values[0]
     return computed
 
@@ -61,7 +61,7 @@ def with_merged_metrics(
 def _copies(
     values: Sequence[tf.Tensor], variables: Sequence[SyncOnReadVariable]
 ) -> Sequence[_Copy]:
-    """Returns a copy of each replica's value; none unless all read the same variables."""
+    """Returns a copy of each replica's value; empty unless all of them read the same variables."""
     graph = values[0].graph
     handles = {
         graph.capture(part.handle).name: variable
@@ -74,17 +74,18 @@ def _copies(
 
 
 class _Copy:
-    """A tensor of a graph, which can be computed again from other values of variables.
+    """A tensor of a graph that can be recomputed from other values of variables.
 
-    Without recursion: a loss depends on as many operations in a row as its model is deep.
+    It is not implemented recursively, because a loss depends on a chain of operations as long as
+    its model is deep.
 
     Args:
       tensor: the tensor.
       handles: variables by the names of their handles in the graph.
 
     Attributes:
-      reads: the variables that the tensor is computed from, with the tensors read; none if an
-        operation on the way has an effect, and so cannot be repeated.
+      reads: the variables that the tensor is computed from, with the tensors read; empty if an
+        operation in between is stateful, and so cannot be repeated.
     """
 
     def __init__(self, tensor: tf.Tensor, handles: Mapping[str, SyncOnReadVariable]):
@@ -93,7 +94,7 @@ class _Copy:
         # In the order of the computation, without the reads.
         self._following: list[tf.Operation] = []
         names: set[str] = set()
-        for op in _operations_before(tensor):
+        for op in _operations_for(tensor):
             variable = handles.get(op.inputs[0].name) if op.type == "ReadVariableOp" else None
             if variable is not None:
                 self.reads.append((variable, op.outputs[0]))
@@ -105,8 +106,8 @@ class _Copy:
         if any(op.op_def.is_stateful for op in self._following):
             self.reads = []
 
-    def of(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the tensor computed from other values in place of those of `reads`."""
+    def recompute(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the tensor computed from other values instead of those of `reads`."""
         made = {tensor.name: value for (_, tensor), value in zip(self.reads, values, strict=True)}
         for op in self._following:
             repeated = self._tensor.graph.create_op(
@@ -121,12 +122,12 @@ class _Copy:
         return made[self._tensor.name]
 
 
-def _operations_before(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the operations that a tensor is computed by, in the order of their creation."""
-    found, todo = set(), [tensor.op]
+def _operations_for(tensor: tf.Tensor) -> list[tf.Operation]:
+    """Returns the operations that a tensor depends on, in the order of their creation."""
+    seen, todo = set(), [tensor.op]
     while todo:
         op = todo.pop()
-        if op.name not in found:
-            found.add(op.name)
+        if op.name not in seen:
+            seen.add(op.name)
             todo += [each.op for each in op.inputs if each.dtype != tf.resource]
-    return [op for op in tensor.graph.get_operations() if op.name in found]
+    return [op for op in tensor.graph.get_operations() if op.name in seen]

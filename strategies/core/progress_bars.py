@@ -1,4 +1,4 @@
-"""Progress bars of workers whose common output is a log and no terminal."""
+"""Progress bars of workers whose combined output is a log, not a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tf_config.launcher.settings import BARS_VARIABLE, WHOLE_BARS
 
 
 def print_whole_bars(is_first: bool) -> None:
-    """Lets the first worker print each progress bar once, and the others none.
+    """Makes the first worker print each progress bar only once, and the others none.
 
-    Does nothing unless `tf-config exec` has found that the output is no terminal. Keras draws bars
-    wherever it prints to: each worker would write each of its bars some hundred times into the log.
+    Does nothing unless `tf-config exec` has found that the output is not a terminal. Keras redraws
+    a progress bar wherever it prints, so each worker would write it to the log hundreds of times.
 
     Args:
       is_first: whether this is the first worker.

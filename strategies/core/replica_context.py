@@ -1,4 +1,4 @@
-"""The context of replicas that share a process: what it does where they meet."""
+"""The context of replicas that share a process: it keeps a replica's state in merge calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class SharingReplicaContext(MirroredReplicaContext):
 
     def _merge_call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with keep_state_of_calls():
-            result = super()._merge_call(_marking(fn), args, kwargs)
+            result = super()._merge_call(_mark_results(fn), args, kwargs)
         if (eager := eager_merged()) is not None:
             eager.take_over(result)
         return result
 
 
-def _marking(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that marks its results for those who follow merged values eagerly."""
+def _mark_results(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that marks its results as merged, in eager mode; see `EagerMerged`."""
     if eager_merged() is None:
         return fn
 

@@ -43,8 +43,8 @@ def check_backend(strategy: tf.distribute.Strategy) -> None:
         return
     raise RuntimeError(
         "Keras must use the TensorFlow backend under a strategy; with another backend each worker "
-        f"would train a model of its own. Received: {type(strategy).__name__}, and Keras with "
-        f"the backend {backend!r}. Set KERAS_BACKEND=tensorflow in the environment, or "
+        f"would train its own model. Received: {type(strategy).__name__}, and Keras with the "
+        f"backend {backend!r}. Set KERAS_BACKEND=tensorflow in the environment, or "
         '"backend": "tensorflow" in Keras\'s configuration file (~/.keras/keras.json).'
     )
 
@@ -74,7 +74,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     """Checks that the variables and metrics of a step's model were created in the scope.
 
     Args:
-      fn: the function given to `strategy.run`; ignored if it is not a step of a Keras model.
+      fn: the function passed to `strategy.run`; ignored if it is not a step of a Keras model.
       strategy: the strategy that runs it.
       is_summed: whether metrics are summed over workers. A metric that was created outside of the
         scope would cover only this worker's examples.
@@ -85,7 +85,7 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
     model, step = step_of(fn)
     if model is None:
         return
-    # Variables built in the step are in the scope; check_updated covers layers built before.
+    # Variables that the step creates are in the scope; check_updated covers those created earlier.
     trained = variables_of(model, "trainable_variables") if step == TRAIN_STEP else ()
     measured = [v for metric in metrics_of(model) for v in metric.variables] if is_summed else ()
     outside = [variable for variable in (*trained, *measured) if is_outside(variable)]
@@ -94,16 +94,17 @@ def check_step(fn: Callable[..., Any], strategy: tf.distribute.Strategy, is_summ
 
 
 def check_same_outside(model: Any, collectives: Collectives) -> None:
-    """Checks that workers distribute a dataset with the same weights from outside of the scope.
+    """Checks that weights created outside of the scope are the same on all workers.
 
-    A frozen layer may be created outside, such as a teacher, and so may a model that only predicts.
+    A frozen layer, such as a teacher, may be created outside of the scope, and so may a model that
+    only predicts. All workers must call this when they distribute a dataset.
 
     Args:
       model: the model whose method distributes the dataset; None if there is none.
       collectives: the workers; waits for all of them.
 
     Raises:
-      ValueError: if the workers' weights differ, or if they are in other calls; on all workers.
+      ValueError: if the weights differ, or if the workers are in different calls; on all workers.
     """
     weights = [] if model is None else variables_of(model, "weights")
     outside = [w for w in weights if is_outside(w) and tf.as_dtype(w.dtype).is_floating]

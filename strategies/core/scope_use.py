@@ -1,4 +1,4 @@
-"""Warnings of programs that create a strategy of several workers and train without it."""
+"""Warns if a program creates a strategy of several workers and trains without it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SECONDS_TO_END = 5.0
 _RULE = "Models must be created and compiled inside strategy.scope() to train with a strategy."
 _WAY_OUT = "Create and compile the model inside `with strategy.scope():`."
 
-# Set once a scope has been entered in this process, of whichever strategy of TF_CONFIG's.
+# Set once the scope of a strategy from TF_CONFIG has been entered in this process.
 _entered = threading.Event()
 
 
 def note_creation() -> None:
-    """Tells the launcher that this process has created a strategy of TF_CONFIG's."""
+    """Reports to the launcher that this process has created a strategy from TF_CONFIG."""
     report(CREATED)
 
 
 def note_entered() -> None:
-    """Notes that a scope was entered, and tells the launcher."""
+    """Records that a scope was entered, and reports it to the launcher."""
     if not _entered.is_set():
         _entered.set()
         report(ENTERED)
@@ -38,9 +38,10 @@ def note_entered() -> None:
 def warn_of_training_outside(name: str, workers: int) -> None:
     """Logs a warning when `fit` runs in the main thread before any scope has been entered.
 
-    Keras tells a strategy nothing of a model that was created outside of its scope, so a thread
-    looks at the main thread's calls until a scope is entered. What it cannot see, such as a custom
-    loop or a `fit` of milliseconds, is said at the end of the program: here, or by the launcher.
+    Keras does not tell a strategy about a model that was created outside of its scope, so a thread
+    watches the main thread's calls until a scope is entered. Training that it does not see, such as
+    a custom loop or a `fit` of milliseconds, is warned of at the program's end, here or by the
+    launcher.
 
     Args:
       name: the strategy's class. The strategy itself may have been deleted by then.
@@ -61,7 +62,7 @@ def _watch(name: str, workers: int, warned: threading.Event, ended: threading.Ev
         if call_in(stack)[0].startswith("fit("):
             warned.set()
             logging.warning(
-                "%s Received: %s, without the scope of the %s of %d workers, which was never "
+                "%s Received: %s, outside of the scope of the %s of %d workers, which was never "
                 "entered: each worker trains its own model. %s",
                 _RULE, place_in(stack), name, workers, _WAY_OUT,
             )  # fmt: skip
@@ -70,9 +71,9 @@ def _watch(name: str, workers: int, warned: threading.Event, ended: threading.Ev
 
 def _end(name: str, thread: BackgroundThread, warned: threading.Event) -> None:
     thread.stop(_SECONDS_TO_END)
-    # Under `tf-config` the launcher says so instead.
+    # Under `tf-config`, the launcher warns instead.
     if not (_entered.is_set() or warned.is_set() or is_reported()):
         logging.warning(
             "%s Received: %s, whose scope was never entered: this worker trained its own model, "
-            "apart from the others. %s", _RULE, name, _WAY_OUT,
+            "separate from the others'. %s", _RULE, name, _WAY_OUT,
         )  # fmt: skip

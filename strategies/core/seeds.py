@@ -1,4 +1,4 @@
-"""Random seeds: each replica draws its own numbers from a state that is the same on all."""
+"""Random seeds: each replica draws its own numbers from a seed that all replicas share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SeedState(ResourceVariable):
     """One replica's copy of the state of Keras 3's `SeedGenerator`.
 
     All copies are equal, so a checkpoint has one state for any number of replicas. While a
-    replica's function runs, reading adds an offset of the replica to the seed, and writing
-    subtracts it. Otherwise all replicas would drop the same units of their examples.
+    replica's function runs, reading adds the replica's offset to the seed, and writing subtracts
+    it. Otherwise Dropout would drop the same units on all replicas.
 
     Args:
       replica: the number of the replica among all replicas.
@@ -63,12 +63,12 @@ def seed_state_creator(first: int) -> Callable[..., SeedState]:
     Args:
       first: the number of the worker's first replica.
     """
-    made = 0
+    created = 0
 
     def create(**kwargs: Any) -> SeedState:
-        nonlocal made
-        made += 1
-        return SeedState(replica=first + made - 1, **kwargs)
+        nonlocal created
+        created += 1
+        return SeedState(replica=first + created - 1, **kwargs)
 
     return create
 
@@ -80,7 +80,7 @@ def share_seed(shared: Callable[[int], int]) -> None:
     seed that depends on the rank is replaced: replicas draw different numbers in any case.
 
     Args:
-      shared: a function of a worker's own number that returns the first worker's on all workers.
+      shared: takes a number; returns, on all workers, the number that the first worker passed.
     """
     own = global_seed()
     seed = shared(secrets.randbelow(2**31) if own is None else int(own))
@@ -92,18 +92,18 @@ def share_seed(shared: Callable[[int], int]) -> None:
     else:
         logging.warning(
             "All workers must have the same random seed, to shuffle the data alike. Received: seed "
-            "%d here, and %d on the first worker, which replaces it. Seed without the rank: each "
-            "replica draws random numbers of its own anyway, for Dropout for example.",
+            "%d here, and %d on the first worker, which replaces it. Do not add the rank to the "
+            "seed: each replica draws its own random numbers anyway, for Dropout for example.",
             own, seed,
         )  # fmt: skip
 
 
 @contextlib.contextmanager
 def worker_seed_scope(rank: int) -> Iterator[None]:
-    """Gives random operations that are created in a graph in the block a seed of this worker's own.
+    """Gives random operations that the block creates in a graph a seed that depends on the worker.
 
-    These are the operations of tf_keras's layers, `tf.random.uniform` and its like. The global seed
-    is the same on all workers, for what has to be the same on all: the order of the data.
+    These are the operations of tf_keras's layers, `tf.random.uniform` and the like. The global seed
+    is the same on all workers, because the order of the data must be.
     """
     graph, common = tf.compat.v1.get_default_graph(), global_seed()
     if rank == 0 or common is None or tf.executing_eagerly():

@@ -1,4 +1,4 @@
-"""A line at the start of a job with its strategy and what was chosen."""
+"""The line that a job prints at its start: the strategy, the workers and how they communicate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.collectives import Collectives
 def announce(
     strategy: tf.distribute.Strategy, workers: Collectives, devices: Sequence[str], choice: str
 ) -> None:
-    """Prints on the first worker a job's strategy, its workers and replicas, and what was chosen.
+    """Prints a job's strategy, workers, replicas and communication, on the first worker only.
 
     The line goes to standard error, because standard output belongs to the script.
 
@@ -21,7 +21,7 @@ def announce(
       strategy: the strategy that was created.
       workers: the collectives of all workers.
       devices: the devices of this worker.
-      choice: what else was chosen, and why.
+      choice: how the workers communicate, and why.
     """
     if workers.rank:
         return

@@ -1,4 +1,4 @@
-"""The inputs of a step, the batches of this worker's replicas: that they exist, and their size."""
+"""The inputs of a step: whether they exist, and how many examples each replica has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.data.elements import count_examples
 
 
 class StepInputs:
-    """The arguments of the function given to `strategy.run`, by replica.
+    """The arguments of the function passed to `strategy.run`, by replica.
 
     Args:
       args: the arguments, with `PerReplica` values.
@@ -27,11 +27,11 @@ class StepInputs:
 
     def __init__(self, args: Any, kwargs: Any, devices: Sequence[str]):
         self._devices = devices
-        every = [select_replica(n, (tuple(args), dict(kwargs))) for n in range(len(devices))]
-        self._leaves = [_tensors(inputs) for inputs in every]
+        by_replica = [select_replica(n, (tuple(args), dict(kwargs))) for n in range(len(devices))]
+        self._leaves = [_tensors(inputs) for inputs in by_replica]
 
     def weights(self) -> dict[int, tf.Tensor]:
-        """Returns the weight of each replica's inputs: 1 if they have examples, 0 if not.
+        """Returns the weight of each replica's inputs: 1 if it has examples, else 0.
 
         See [Note: replicas without examples] in reduction/cross_device_ops.py.
         """
@@ -54,21 +54,21 @@ class StepInputs:
     def run_after(
         self, fn: Callable[..., Any]
     ) -> tuple[contextlib.AbstractContextManager[Any], Callable[..., Any]]:
-        """Makes a step do nothing if its inputs do not exist, because the data have ended.
+        """Makes a step do nothing if its inputs do not exist because the data have ended.
 
-        Keras 3.15 and tf_keras learn that data of unknown length have ended from the operation
-        that gets the next batch, which fails inside the function of the step. TensorFlow runs the
-        operations that do not depend on the batch all the same, before or after the failure: the
-        step is counted, random seeds advance, and metrics count the examples of a batch whose size
-        is known statically. With control dependencies, all operations of the step depend on the
-        batch.
+        If the length of the data is unknown, Keras 3.15 and tf_keras learn of their end when the
+        operation that gets the next batch fails inside the function of the step. TensorFlow still
+        runs operations that do not depend on the batch, before or after the failure: the step would
+        be counted, random seeds would advance, and metrics would count the examples of a batch
+        whose size is known statically. So all operations of the step depend on the batch.
 
         Args:
           fn: the function that the replicas call.
 
         Returns:
-          A scope for what the strategy itself adds to the step, and the function to call instead of
-          `fn`: replicas run in threads of their own, which do not inherit control dependencies.
+          A scope for the operations that the strategy itself adds to the step, and the function to
+          call instead of `fn`: replicas run in their own threads, which do not inherit control
+          dependencies.
         """
         tensors = {id(each): each for leaves in self._leaves for each in _components(leaves)}
         symbolic = [each for each in tensors.values() if tf.is_symbolic_tensor(each)]
@@ -98,6 +98,6 @@ def _weight(leaves: Sequence[Any]) -> tf.Tensor:
         if leaf.shape.rank:
             if leaf.shape[0] is None:
                 return tf.cast(count_examples(leaf) > 0, tf.float32)
-            # A constant, with which `_finite_where_counted` adds nothing to the step.
+            # A constant, for which `_finite_where_counted` adds no operation to the step.
             return tf.constant(1.0 if leaf.shape[0] else 0.0)
     return tf.constant(1.0)

@@ -47,7 +47,7 @@ class ReplicaIterator(DistributedIterator):
       input_workers: the devices.
       element_spec: the `element_spec` of the iterator.
       strategy: the strategy that distributes the batches.
-      options: the options given by the user.
+      options: the options that the user passed.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class ComparedIterator(ReplicaIterator):
 
     def _take_batch(self, element: Any) -> Any:
         summary, batch = element
-        # Compared here, where all workers take the same batch, and not in the pipelines, which are
-        # ahead by different numbers of batches.
+        # Compared here, where all workers take the same batch, and not in the pipelines, each of
+        # which is a different number of batches ahead.
         return self._strategy.extended.batch_comparison.check_batch(summary, batch)
 
     @property
@@ -171,9 +171,9 @@ class ComparedIteratorSpec(ReplicaIteratorSpec):
 class ReplicaDataset(DistributedDataset):
     """A distributed dataset that yields the replicas' shards of the global batches.
 
-    `shard_dataset` and `equal_steps` have given the datasets of all workers the same number of
-    steps. So, unlike the iterators of stock tf.distribute, an iterator need not ask the other
-    workers before each step whether they are done.
+    `shard_dataset` and `equal_steps` give the datasets of all workers the same number of steps. So,
+    unlike the iterators of stock tf.distribute, an iterator need not ask the other workers before
+    each step whether they are done.
 
     Each replica's batch is on the replica's device. Batches of dense numbers are prefetched to
     GPUs, unless the dataset must not be read ahead.
@@ -213,8 +213,8 @@ class ReplicaDataset(DistributedDataset):
     def __iter__(self) -> DistributedIterator:
         if collectives_of(self._strategy).size > 1:
             check_sole_writer(are_in_step(self._strategy))
-        # Before the iterator exists: workers that make different calls learn it here, by name, and
-        # not by waiting in the exchanges of each other's pipelines.
+        # Before the iterator exists: workers that make different calls get an error here that names
+        # the calls, instead of waiting in exchanges of their pipelines.
         self._check_same_steps()
         restart_threads()
         if self._source is not None and tf.executing_eagerly():
@@ -223,8 +223,8 @@ class ReplicaDataset(DistributedDataset):
         if tf.executing_eagerly() and is_building_model():
             batch = placeholder_element(self._batch_spec)
             if batch is not None:
-                # Nothing is read, see [Note: read equally far] in bounded_prefetch.py; and the next
-                # iterator over a shuffled dataset would have another order.
+                # Nothing is read; see [Note: read equally far] in bounded_prefetch.py. An iterator
+                # over a shuffled dataset would also change the order of the next one.
                 return self._iterator(tf.data.Dataset.from_tensors(batch), is_compared=False)
         if isinstance(self._dataset, Epochs) or not self._can_prefetch(self._dataset):
             return self._iterator(self._dataset)
@@ -256,8 +256,8 @@ class ReplicaDataset(DistributedDataset):
         replicas = (ComparedIterator if is_compared else ReplicaIterator)(
             iterator, self._input_workers, self.element_spec, self._strategy, self._options
         )
-        # The old iterator outlives the start of the next one in the background, and of a generator
-        # each of the two would take a part.
+        # Not with a generator: while the old iterator is deleted in the background, the next one
+        # already starts, and both would take batches from it.
         if tf.executing_eagerly() and not _may_have_generator(dataset):
             delete_in_background(iterator, owner=replicas)
         return replicas
@@ -266,7 +266,7 @@ class ReplicaDataset(DistributedDataset):
         """Returns TensorFlow's iterator, which assigns the batches to the replicas in turn."""
         if self._is_compared:
             # TensorFlow's iterator prefetches before a step takes a batch, so only the first batch
-            # can be compared at the same place of all workers' programs.
+            # is compared at the same point of all workers' programs.
             compare = functools.partial(
                 self._strategy.extended.batch_comparison.check_batch, first_only=True
             )
@@ -276,7 +276,7 @@ class ReplicaDataset(DistributedDataset):
                 lambda *batch: _one_by_one(element_of(dataset, batch))
             )
         )
-        in_turn = DistributedDataset(
+        round_robin = DistributedDataset(
             self._input_workers,
             self._strategy,
             components=[one_by_one],
@@ -284,7 +284,7 @@ class ReplicaDataset(DistributedDataset):
             enable_get_next_as_optional=False,
             options=self._options,
         )
-        return iter(in_turn)
+        return iter(round_robin)
 
     def _can_prefetch(self, dataset: tf.data.Dataset) -> bool:
         devices = self._input_workers.compute_devices_for_worker(0)
@@ -328,7 +328,7 @@ def check_options(options: tf.distribute.InputOptions | None, per_replica: bool)
 
     Raises:
       ValueError: if options contradict each other.
-      NotImplementedError: if each replica is to have its own dataset, but may not.
+      NotImplementedError: if the options request a dataset per replica where that is not possible.
     """
     if options is None:
         return
@@ -376,7 +376,7 @@ def per_replica_datasets(
 
 
 def _may_have_generator(dataset: tf.data.Dataset | Epochs) -> bool:
-    """Returns whether Python may yield batches of a dataset, as those of a `PyDataset`."""
+    """Returns whether a Python generator may yield batches of a dataset, as with a `PyDataset`."""
     if isinstance(dataset, Epochs):
         dataset = dataset.one_epoch
     return may_run_generator(dataset) or any(map(_may_have_generator, dataset_inputs(dataset)))

@@ -10,8 +10,8 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.compat.tensorflow import PerReplica, PerReplicaSpec, empty_batch, replica_specs
 
-# For functions that tf.data calls: they do not need AutoGraph, which is most of the cost of `map`.
-as_written = tf.autograph.experimental.do_not_convert
+# A decorator for functions that tf.data calls: AutoGraph would be most of the cost of `map`.
+without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def count_examples(value: Any) -> tf.Tensor:
@@ -46,8 +46,8 @@ def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
 
     Args:
       spec: the `tf.TypeSpec`s of the batches.
-      sizes: the sizes of their other dimensions, as `inner_sizes` returns them. Without it, a
-        dimension that `spec` does not know is 0.
+      sizes: the sizes of their other dimensions, as `inner_sizes` returns them. If it is None,
+        dimensions of unknown size are 0.
     """
     start = 0
 
@@ -60,7 +60,7 @@ def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
         if sizes is not None and None in _inner_shape(one):
             return _empty_of(one, sizes[start - count : start])
         if isinstance(one, tf.TensorSpec | tf.SparseTensorSpec) and one.shape.rank:
-            # TensorFlow's function would keep the examples of a fixed number of them of any width.
+            # TensorFlow's function would keep a fixed number of examples of unknown width.
             one = type(one)([size or 0 for size in one.shape], one.dtype)
         return empty_batch(one)
 
@@ -68,7 +68,7 @@ def empty_element(spec: Any, sizes: tf.Tensor | None = None) -> Any:
 
 
 def has_unknown_sizes(spec: Any) -> bool:
-    """Returns whether a spec lacks a size that a batch without examples has, too.
+    """Returns whether a size other than the number of examples is unknown.
 
     >>> has_unknown_sizes(tf.TensorSpec([None, 3])), has_unknown_sizes(tf.TensorSpec([4, None]))
     (False, True)
@@ -91,9 +91,9 @@ def inner_sizes(spec: Any, element: Any) -> tf.Tensor:
 
 
 def common_sizes(dataset: tf.data.Dataset, collectives: Collectives) -> tf.Tensor | None:
-    """Returns the inner sizes of the first worker with a batch, or None; waits for all workers.
+    """Returns the inner sizes of the first worker that has a batch, or None; waits for all workers.
 
-    Reads the first batch of a dataset whose spec lacks a size.
+    Reads the first batch of a dataset if its spec lacks a size.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> numbers = tf.data.Dataset.range(3).padded_batch(2)
@@ -117,10 +117,10 @@ def common_sizes(dataset: tf.data.Dataset, collectives: Collectives) -> tf.Tenso
 def append_empty(
     dataset: tf.data.Dataset, count: int | None = None, sizes: tf.Tensor | None = None
 ) -> tf.data.Dataset:
-    """Returns a dataset of pairs: whether there is a batch, and the batch, or an empty one.
+    """Returns a dataset of pairs (True, batch), followed by pairs (False, empty batch).
 
-    An empty batch has no examples, and the inner sizes of the batch before it: a dimension that the
-    spec does not know may be a layer's input, for which 0 is an error.
+    An empty batch has no examples, and the inner sizes of the batch before it: a dimension of
+    unknown size may be the input of a layer, for which 0 is an error.
 
     >>> words = tf.data.Dataset.from_tensors([[1, 2, 3]])
     >>> [(bool(has), batch.shape) for has, batch in append_empty(words, 1)]
@@ -128,18 +128,18 @@ def append_empty(
 
     Args:
       dataset: batches.
-      count: the number of empty batches; None for no end.
-      sizes: the inner sizes to assume before the first batch.
+      count: the number of empty batches; None for infinitely many.
+      sizes: the inner sizes of empty batches if the dataset has no batch.
     """
     spec = dataset.element_spec
     first = empty_element(spec)
     empty = tf.data.Dataset.from_tensors((False, first)).repeat(count)
-    flagged = dataset.map(as_written(lambda *batch: (True, element_of(dataset, batch))))
+    flagged = dataset.map(without_autograph(lambda *batch: (True, element_of(dataset, batch))))
     pairs = flagged.concatenate(empty)
     if not has_unknown_sizes(spec):
         return pairs
 
-    @as_written
+    @without_autograph
     def keep_sizes(last: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
         has, batch = pair
         last = tf.where(has, inner_sizes(spec, batch), last)
@@ -153,16 +153,16 @@ def scan_dataset(
     state: tf.Tensor,
     function: Callable[[tf.Tensor, Any], tuple[tf.Tensor, Any]],
 ) -> tf.data.Dataset:
-    """Returns `dataset.scan(state, function)`, also for batches of several replicas.
+    """Returns `dataset.scan(state, function)`; it also supports batches of several replicas.
 
     Args:
       dataset: the dataset.
-      state: the first state.
-      function: returns a new state and an element, from a state and an element, a tuple.
+      state: the initial state.
+      function: takes a state and an element; returns the new state and a new element, a tuple.
     """
     specs: list[Any] = []
 
-    @as_written
+    @without_autograph
     def flat(state: tf.Tensor, element: Any) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         state, element = function(state, element)
         specs.append(tf.nest.map_structure(tf.type_spec_from_value, element))
@@ -171,7 +171,9 @@ def scan_dataset(
     # `scan` cannot return the values of several replicas.
     parts = dataset.scan(state, flat)
     return parts.map(
-        as_written(lambda *each: tf.nest.pack_sequence_as(specs[-1], each, expand_composites=True))
+        without_autograph(
+            lambda *each: tf.nest.pack_sequence_as(specs[-1], each, expand_composites=True)
+        )
     )
 
 
@@ -187,7 +189,7 @@ def batch_or_empty(spec: Any, has: tf.Tensor, batch: Any, sizes: tf.Tensor) -> A
 
 
 def placeholder_element(spec: Any) -> Any:
-    """Returns batches of one example of zeros; None if a spec lacks the shape of an example.
+    """Returns batches of a single example of zeros; None if the shape of an example is unknown.
 
     >>> placeholder_element((tf.TensorSpec([None, 3]), tf.TensorSpec([4], tf.string)))[0].shape
     TensorShape([1, 3])
@@ -215,7 +217,7 @@ def _leaf_specs(spec: Any) -> list[Any]:
 
 
 def _leaves(element: Any) -> list[Any]:
-    """Returns an element's components, those of each replica, in the order of `_leaf_specs`."""
+    """Returns the components of an element, for each replica, in the order of `_leaf_specs`."""
     return [
         part
         for value in tf.nest.flatten(element)
@@ -224,11 +226,11 @@ def _leaves(element: Any) -> list[Any]:
 
 
 def _inner_shape(spec: Any) -> list[int | None]:
-    """Returns a component's sizes except the first and ragged ones; none for an unknown rank."""
+    """Returns a component's sizes except the first and ragged ones; [] for an unknown rank."""
     shape = spec.shape
     if shape.rank is None:
         return []
-    # The first dimension of the flat values is the one that ends the ragged ones.
+    # The first dimension of the flat values is the innermost ragged one.
     skipped = spec.ragged_rank if isinstance(spec, tf.RaggedTensorSpec) else 0
     return shape.as_list()[1 + skipped :]
 
@@ -240,7 +242,7 @@ def _shape_of(value: Any) -> tf.Tensor:
 
 
 def _empty_of(spec: Any, sizes: tf.Tensor) -> Any:
-    """Returns a component without examples, of given inner sizes."""
+    """Returns a component without examples and with the given inner sizes."""
     shape = tf.concat([[tf.constant(0, tf.int64)], sizes], 0)
     if isinstance(spec, tf.SparseTensorSpec):
         indices = tf.zeros([0, spec.shape.rank], tf.int64)

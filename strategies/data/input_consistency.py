@@ -11,8 +11,8 @@ import tensorflow as tf
 from strategies.collectives.base import Collectives
 from strategies.compat.tensorflow import dataset_inputs, dataset_tensors, shard_index
 
-_ROWS, _COLUMNS = 32, 16  # compared of each component
-_NUMBERS = 512  # floats compared in all
+_ROWS, _COLUMNS = 32, 16  # of each component, how many are compared
+_NUMBERS = 512  # how many floats are compared in total
 # Different processors compute the same numbers except for the last bits.
 _TOLERANCE = 1e-3
 
@@ -45,9 +45,9 @@ def check_same_examples(dataset: tf.data.Dataset, collectives: Collectives) -> N
 def first_different(
     tensors: Iterable[tf.Tensor], collectives: Collectives, checksum: int = 0
 ) -> int | None:
-    """Returns the first worker whose tensors are not the first worker's; waits for all workers.
+    """Returns the rank of the first worker whose tensors differ from the first worker's, or None.
 
-    Samples are compared; None means that all are the same. Floats may differ in the last digits.
+    Waits for all workers, and compares samples. Floats may differ in the last digits.
 
     Args:
       tensors: tensors of rank 1 or more, without complex numbers.
@@ -56,15 +56,15 @@ def first_different(
     """
     sample = _sample(tensors, checksum)
     samples = collectives.all_gather(tf.constant(sample[np.newaxis])).numpy()
-    return next((r for r, one in enumerate(samples) if not _is_like(one, samples[0])), None)
+    return next((r for r, one in enumerate(samples) if not _is_close(one, samples[0])), None)
 
 
 def different_examples_message(rank: int, where: str = "") -> str:
-    """Returns the message of an error about a worker whose examples are not the first worker's.
+    """Returns the error message for a worker whose examples differ from the first worker's.
 
     Args:
-      rank: the worker.
-      where: where the examples were found, to be added to what was received.
+      rank: the worker's rank.
+      where: where the examples differ, a part of the message.
     """
     return (
         "All workers must pass the same examples in the same order, because each batch is divided "
@@ -73,15 +73,15 @@ def different_examples_message(rank: int, where: str = "") -> str:
         "Python, TensorFlow or scikit-learn shuffles or splits them, use the same seed on all "
         "workers, independent of the rank: keras.utils.set_random_seed(1), shuffle(n, seed=1) or "
         "random_state=1. Read with deterministic=True, and not from a job that workers of a "
-        "tf.data service share. Remove what shards them, such as Dataset.shard. If each worker "
-        "should have its own examples, set AutoShardPolicy.OFF or call "
+        "tf.data service share. Do not shard them yourself, for example with Dataset.shard. If "
+        "each worker should have its own examples, set AutoShardPolicy.OFF or call "
         "strategy.distribute_datasets_from_function; if they only seem to differ, set "
         "AutoShardPolicy.DATA."
     )
 
 
 def _sample(tensors: Iterable[tf.Tensor], checksum: int) -> np.ndarray:
-    """Returns a checksum of all values but floats, then floats: [1 + _NUMBERS], float64."""
+    """Returns a checksum of all values except floats, then floats: [1 + _NUMBERS], float64."""
     numbers: list[np.ndarray] = []
     for tensor in tensors:
         values = _some_values(tensor)
@@ -89,15 +89,15 @@ def _sample(tensors: Iterable[tf.Tensor], checksum: int) -> np.ndarray:
             numbers.append(_scale(values.astype(np.float64).reshape(-1)))
         else:
             is_text = values.dtype == object
-            checksum = zlib.crc32(_names(values) if is_text else values.tobytes(), checksum)
+            checksum = zlib.crc32(_base_names(values) if is_text else values.tobytes(), checksum)
     each = _NUMBERS // max(len(numbers), 1)
     flat = [values[np.linspace(0, len(values) - 1, each).astype(int)] for values in numbers]
     joined = np.concatenate([*flat, np.zeros(_NUMBERS)])[:_NUMBERS]
     return np.concatenate([[float(checksum)], joined])
 
 
-def _names(texts: np.ndarray) -> bytes:
-    """Returns strings without a leading directory, which may differ between hosts for a file."""
+def _base_names(texts: np.ndarray) -> bytes:
+    """Returns strings without a leading directory, because a file's may differ between hosts."""
     return b"\n".join(text.rpartition(b"/")[2] for text in texts.reshape(-1))
 
 
@@ -108,7 +108,7 @@ def _scale(values: np.ndarray) -> np.ndarray:
 
 
 def _tensors(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
-    """Yields the tensors of examples that a dataset was created from, in a fixed order."""
+    """Yields the tensors that a dataset was created from, in a fixed order."""
     for root in _roots(dataset):
         yield from _own_tensors(root)
 
@@ -139,12 +139,12 @@ def _shards(dataset: tf.data.Dataset) -> Iterator[int]:
 
 
 def _some_values(tensor: tf.Tensor) -> np.ndarray:
-    """Returns elements of a tensor from rows and columns all over it."""
+    """Returns elements of a tensor from evenly spaced rows and columns."""
     rows = np.linspace(0, tensor.shape[0] - 1, _ROWS).astype(int)
     flat = tf.gather(tensor, rows).numpy().reshape(_ROWS, -1)
     return flat[:, np.linspace(0, flat.shape[1] - 1, _COLUMNS).astype(int)]
 
 
-def _is_like(sample: np.ndarray, first: np.ndarray) -> bool:
+def _is_close(sample: np.ndarray, first: np.ndarray) -> bool:
     numbers_are_close = np.allclose(sample, first, atol=_TOLERANCE, equal_nan=True)
     return sample[0] == first[0] and numbers_are_close

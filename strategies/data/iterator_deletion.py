@@ -1,9 +1,9 @@
 """Deletion of `tf.data` iterators in the background.
 
-To delete an iterator, TensorFlow wakes the thread that tunes its dataset before it marks the
-iterator as cancelled. If that thread looks too early, it sleeps until its next round, for up to a
-minute, and whoever deletes the iterator waits. This happens to about one iterator in twenty
-(TensorFlow 2.21), and if workers train in step, all of them wait at the end of that epoch.
+To delete an iterator, TensorFlow wakes the thread that tunes its dataset, and only then marks the
+iterator as cancelled. If the thread checks too early, it sleeps until its next round, for up to a
+minute, and the deletion blocks. This happens to about one iterator in twenty (TensorFlow 2.21); if
+workers train in step, all of them then wait at the end of the epoch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _has_ended: list[bool] = []
 def delete_in_background(iterator: tf.data.Iterator, owner: object) -> None:
     """Deletes an iterator in a thread of its own, once its owner has been deleted.
 
-    The process waits for these threads when it ends, for as long as TensorFlow's tuning may take.
+    When the process ends, it waits for these threads for as long as TensorFlow's tuning may take.
 
     Args:
-      iterator: the iterator. Only the owner refers to it, and it does not refer to the owner.
+      iterator: the iterator. Only the owner may refer to it, and it must not refer to the owner.
       owner: the object that uses the iterator.
     """
     finalizer = weakref.finalize(owner, _begin, [iterator].clear)
@@ -36,8 +36,8 @@ def delete_in_background(iterator: tf.data.Iterator, owner: object) -> None:
 
 
 def _begin(delete: Callable[[], None]) -> None:
-    # The garbage collector calls this at any place of a program. So nothing here takes a lock that
-    # the program may hold, as the start of a `threading.Thread` does.
+    # The garbage collector may call this at any point of a program. So nothing here may take a lock
+    # that the program may hold; starting a `threading.Thread` would.
     if _has_ended:
         delete()
         return

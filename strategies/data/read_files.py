@@ -14,9 +14,9 @@ from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.workers import collectives_in_step, collectives_of
 from strategies.data.elements import (
     append_empty,
-    as_written,
     common_sizes,
     has_unknown_sizes,
+    without_autograph,
 )
 from strategies.data.sharding import mark_sharded
 from strategies.utils.argument_checks import check_whole_number
@@ -57,7 +57,7 @@ def read_files(
     If some workers have more examples than others, `uneven` determines how an epoch ends:
 
     * "empty": every example is read once. A worker that has no more examples continues with empty
-      batches, which do not count, until the last worker is done.
+      batches, which have no effect, until the last worker is done.
     * "resample": a worker that has no more examples reads its examples again, in a different order,
       until the last worker is done. All batches are full.
     * "cut": all workers stop when the first one has no more examples; the others' last examples are
@@ -81,10 +81,10 @@ def read_files(
       shuffle: the size of the shuffle buffer, in examples; 0 keeps the order of examples and files.
       seed: the seed of the orders; None means TensorFlow's global seed.
       shard: "files" gives worker r of N the files r, r + N, ..., so that each worker reads only
-        its own files. With "rows" every worker reads all files and keeps each N-th example. "auto"
-        means "files", or "rows" with a warning if there are fewer files than workers.
+        its own files. With "rows", every worker reads all files and keeps every N-th example.
+        "auto" means "files", or "rows" with a warning if there are fewer files than workers.
       uneven: "empty", "resample" or "cut".
-      steps: the number of steps in an epoch. None means as many as there are examples for; "cut"
+      steps: the number of steps in an epoch. None means as many as the examples suffice for; "cut"
         requires None.
 
     Raises:
@@ -92,12 +92,13 @@ def read_files(
         files than workers for `shard="files"` or fewer examples in a batch than workers, if a
         worker has no examples for `uneven="cut"`, or if an argument is not valid.
     """
-    _check(batch_size, readers, shuffle, shard, uneven, steps)
+    _check_arguments(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
     collectives = collectives_of(strategy)
-    # Workers that are not in step may be restarted alone, so they ask the others only if they must.
-    asked = collectives if steps is None else collectives_in_step(strategy)
-    _check_same_names(names, asked)
+    # Workers that are not in step may be restarted individually, so they communicate only if they
+    # must.
+    others = collectives if steps is None else collectives_in_step(strategy)
+    _check_same_names(names, others)
     shard = shard_unit(names, shard, collectives)
     examples = examples_of(names, collectives, reader, readers, shuffle, seed, shard)
     size = _local_batch_size(batch_size, collectives)
@@ -105,8 +106,8 @@ def read_files(
     if steps is None:
         steps = _steps(ordered, size, uneven, collectives)
 
-    # Of examples in order: an iterator over shuffled ones would change the order of the next one.
-    sizes = common_sizes(ordered.batch(size), asked)
+    # From examples in order: an iterator over shuffled ones would change the order of the next one.
+    sizes = common_sizes(ordered.batch(size), others)
     if sizes is None:
         _check_sizes(ordered.batch(size).element_spec, steps)
 
@@ -141,20 +142,20 @@ def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def _check_same_names(names: Sequence[str], collectives: Collectives) -> None:
-    """Checks that all workers found the same file names, in whatever directories.
+    """Checks that all workers found the same file names; their directories may differ.
 
     Raises:
       ValueError: if a worker found other files than the first one; on all workers.
     """
     text = "\n".join(name.rpartition("/")[2] for name in names)
     own = tf.constant([[len(names), zlib.crc32(text.encode())]], tf.int64)
-    every = collectives.all_gather(own).numpy().tolist()
-    others = [rank for rank, each in enumerate(every) if each != every[0]]
+    gathered = collectives.all_gather(own).numpy().tolist()
+    others = [rank for rank, each in enumerate(gathered) if each != gathered[0]]
     if others:
         raise ValueError(
-            f"Every worker must see the same files. Received: {every[0][0]} on worker 0, and "
-            f"{every[others[0]][0]} with other names on worker {others[0]}. Put all files where "
-            "every worker can read them; or, if each worker is to read its own files, call "
+            f"Every worker must see the same files. Received: {gathered[0][0]} files on worker 0, "
+            f"and {gathered[others[0]][0]} with other names on worker {others[0]}. Put all files "
+            "where every worker can read them; or, if each worker should read its own files, call "
             "strategy.distribute_datasets_from_function."
         )
 
@@ -187,9 +188,9 @@ def examples_of(
 def batches_of(
     examples: tf.data.Dataset, size: int, uneven: str, steps: int, sizes: tf.Tensor | None = None
 ) -> tf.data.Dataset:
-    """Returns `steps` batches of a worker's examples; the last are empty if it has no more.
+    """Returns `steps` batches of a worker's examples; the last ones are empty if it has no more.
 
-    The empty ones have the inner sizes of the last batch, or `sizes` if the worker has no examples.
+    Empty batches have the inner sizes of the last batch, or `sizes` if the worker has no examples.
 
     >>> examples = tf.data.Dataset.range(3)
     >>> [batch.numpy().tolist() for batch in batches_of(examples, 2, "empty", 3)]
@@ -199,12 +200,12 @@ def batches_of(
     """
     batches = (examples.repeat() if uneven == "resample" else examples).batch(size)
     # Even "resample" ends if a worker has no examples at all.
-    batches = append_empty(batches, sizes=sizes).map(as_written(lambda _, batch: batch))
+    batches = append_empty(batches, sizes=sizes).map(without_autograph(lambda _, batch: batch))
     return batches.take(steps).prefetch(tf.data.AUTOTUNE)
 
 
 def _check_sizes(spec: Any, steps: int) -> None:
-    """Checks that the shapes of empty batches are known without an example."""
+    """Checks that the shapes of empty batches are known if the worker has no examples."""
     if steps and has_unknown_sizes(spec):
         raise ValueError(
             "The reader must return tensors of known shape to a worker without examples. "
@@ -238,9 +239,9 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
             "'tf-config split', or pass shard='rows'."
         )
     logging.warning(
-        "There are fewer files than workers, so every worker reads all of %s and keeps one "
-        "example in %d. Split the files with 'tf-config split', or pass shard='rows' if this is "
-        "intended.",
+        "There are fewer files than workers, so every worker reads all of %s and keeps one of "
+        "every %d examples. Split the files with 'tf-config split', or pass shard='rows' if this "
+        "is intended.",
         listed,
         collectives.size,
     )
@@ -248,17 +249,17 @@ def shard_unit(names: Sequence[str], shard: str, collectives: Collectives) -> st
 
 
 def _local_batch_size(batch_size: int, collectives: Collectives) -> int:
-    """Returns this worker's batch size; the first workers may have one example more than others."""
+    """Returns this worker's batch size; the first workers may have one more example than others."""
     if batch_size < collectives.size:
         raise ValueError(
             f"batch_size must be at least the number of workers, {collectives.size}. Received: "
-            f"batch_size={batch_size}. It is the global batch size: make it larger."
+            f"batch_size={batch_size}. It is the global batch size: increase it."
         )
     start, stop = part_bounds(batch_size, collectives.rank, collectives.size)
     return stop - start
 
 
-def _check(
+def _check_arguments(
     batch_size: int, readers: int, shuffle: int, shard: str, uneven: str, steps: int | None
 ) -> None:
     numbers = {"batch_size": (batch_size, 1), "readers": (readers, 1), "shuffle": (shuffle, 0)}

@@ -1,9 +1,9 @@
-"""Comparison of the batches that workers divide among themselves, while they train.
+"""Compares, during training, the global batches that workers divide among themselves.
 
 Workers that shuffle differently would train on some examples twice and miss others. Each worker's
-pipeline adds up fingerprints of the global batches. The sum travels with a batch, and workers
-compare it when they take the batch: in program order, outside of the pipelines, which are ahead by
-different numbers of batches. A sum covers all batches before, so comparing a few is enough.
+pipeline adds up fingerprints of the global batches, and attaches the sum to each batch. Workers
+compare the sums when they take a batch: in program order, and not in the pipelines, each of which
+is a different number of batches ahead. A sum covers all previous batches, so a few suffice.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives.base import Collectives
-from strategies.data.elements import as_written, scan_dataset
+from strategies.data.elements import scan_dataset, without_autograph
 from strategies.data.input_consistency import different_examples_message
 from strategies.utils.devices import HOST
 
-# Batches are compared whose numbers are powers of two, then those at multiples of this one.
+# The batches compared are those whose number is a power of two or a multiple of this one.
 _PERIOD = 256
 _COLUMNS = 256
-_SAMPLED = 32  # examples, and values of each
+_SAMPLED = 32  # the number of examples, and of values of each
 SUMMARY_SPEC = tf.TensorSpec([None], tf.int64)
 # Different processors compute the same floats except for the last bits.
 _TOLERANCE = 1e-4
-# Of each component: whether it has floats, whether its examples differ, and its fingerprint.
+# For each component: whether it has floats, whether its examples differ, and its fingerprint.
 _NUMBERS = 3
 
 
@@ -35,7 +35,7 @@ class BatchComparison:
     """Compares the sums of fingerprints of all workers.
 
     Args:
-      stream: a stream of collectives of its own.
+      stream: a stream of collectives that nothing else uses.
     """
 
     def __init__(self, stream: Collectives):
@@ -43,14 +43,14 @@ class BatchComparison:
         self._is_warned = False
 
     def check_batch(self, summary: tf.Tensor, batch: Any, first_only: bool = False) -> Any:
-        """Returns a batch, after comparing its summary if that is due; all workers must call it.
+        """Compares a batch's summary if due, and returns the batch; all workers must call it.
 
         Args:
-          summary: the summary that `add_summaries` gave the batch.
+          summary: the summary that `add_summaries` attached to the batch.
           batch: the batch.
           first_only: whether only the first batch of an epoch is compared.
         """
-        with tf.device(HOST):  # Python compares, and summaries are tf.data's
+        with tf.device(HOST):  # where summaries are, and where Python functions run
             number, is_due = summary[0] + 1, summary[1] > 0
             if first_only:
                 is_due = tf.equal(number, 1)
@@ -73,17 +73,17 @@ class BatchComparison:
             text = different_examples_message(rank, f", in batch {first[2]} of an epoch or before")
             if kind == "order":
                 raise ValueError(text)
-            if not self._is_warned:  # each epoch is compared
+            if not self._is_warned:  # once, although batches of each epoch are compared
                 self._is_warned = True
                 logging.warning("%s", text)
         return np.bool_(True)
 
 
 def add_summaries(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Replaces the fingerprint of each batch by a summary of it and of those before.
+    """Replaces the fingerprint of each batch by a summary of this and all previous batches.
 
     A summary has the number of the element, from 0; whether it is to be compared; the number of
-    elements with a batch up to it; and the sums of the fingerprints.
+    elements with a batch up to this one; and the sums of the fingerprints.
 
     Args:
       dataset: pairs of the result of `fingerprint` and a batch. An empty fingerprint belongs to a
@@ -92,7 +92,7 @@ def add_summaries(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """
     last = int(dataset.cardinality()) - 1
 
-    @as_written
+    @without_autograph
     def add(state: tf.Tensor, pair: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
         new, batch = pair
         number = state[0] + 1
@@ -101,14 +101,14 @@ def add_summaries(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
             lambda: (state[2] + 1, _add_fingerprint(state[3:], tf.reshape(new, [size]), number)),
             lambda: (state[2], state[3:]),
         )
-        # A comparison is an exchange that all workers must make. So it depends on the numbers of
-        # elements alone, which `equal_steps` has made the same on all workers, and not on whether
+        # All workers must take part in a comparison. So when one is due must depend only on the
+        # elements' numbers, which are the same on all workers (`equal_steps`), and not on whether
         # this worker still has batches.
         is_power = tf.equal(tf.bitwise.bitwise_and(number + 1, number), 0)
         is_due = is_power | tf.equal((number + 1) % _PERIOD, 0) | tf.equal(number, last)
         head = tf.stack([number, tf.cast(is_due, tf.int64), count])
         summary = tf.ensure_shape(tf.concat([head, sums], 0), [3 + size])
-        # The spec of iterators depends on the batches alone.
+        # Of unknown length, because the spec of a `ComparedIterator` is `SUMMARY_SPEC`.
         return summary, (tf.raw_ops.PlaceholderWithDefault(input=summary, shape=[None]), batch)
 
     start = tf.constant([-1, 0, 0] + [0] * size, tf.int64)
@@ -118,7 +118,7 @@ def add_summaries(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def fingerprint(batch: Any) -> tf.Tensor:
     """Returns numbers that depend on all values of a batch and their order, an int64 vector.
 
-    Those of floats hardly change if the last digits of the floats do.
+    Small differences in the last digits of floats hardly change it.
     """
     numbers = [
         tf.stack([tf.constant(values.dtype.is_floating, tf.int64), is_varied, number])
@@ -147,7 +147,7 @@ def _numbers(batch: Any) -> Iterator[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
 
 
 def _without_directories(texts: tf.Tensor) -> tf.Tensor:
-    """Returns files' names without their directory, which may differ between hosts; else texts."""
+    """Strips directories, which may differ between hosts, if the texts look like paths."""
     is_path = tf.strings.regex_full_match(tf.reshape(texts, [-1])[:1], ".*/.*")
     return tf.cond(
         tf.reduce_any(is_path),
@@ -162,27 +162,24 @@ def _hash_values(values: tf.Tensor) -> tf.Tensor:
 
 
 def _project_floats(values: tf.Tensor) -> tf.Tensor:
-    """Returns the cosine of the angle between floats and fixed ones without any pattern.
+    """Returns the cosine of the angle between floats and a fixed pseudo-random vector.
 
-    Unlike a checksum, it hardly changes with the last bits of the floats, and unlike their sum it
+    Unlike a checksum, it hardly changes with the last bits of the floats; unlike their sum, it
     changes with their order.
     """
     flat = tf.reshape(tf.cast(values, tf.float32), [-1])
     flat = tf.where(tf.math.is_finite(flat), flat, 0.0)
     flat = tf.pad(flat, [[0, -tf.size(flat) % _COLUMNS]])
     table = tf.reshape(flat, [-1, _COLUMNS])
-    by_row = tf.linalg.matvec(table, tf.constant(_noise(np.arange(_COLUMNS)), tf.float32))
+    noise = np.arange(_COLUMNS) * 40503 % 65536 / 32768 - 1.0
+    products = tf.linalg.matvec(table, tf.constant(noise, tf.float32))
     places = tf.range(tf.shape(table)[0])
     # Multiplied as integers, whose products are the same on all processors. 40503 is 2**16 divided
     # by the golden ratio: Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4).
     mixed = tf.cast(places * 40503 % 65536, tf.float32) / 65536 - 0.5
     length = tf.sqrt(tf.reduce_sum(tf.cast(tf.reduce_sum(tf.square(table), 1), tf.float64)))
-    product = tf.reduce_sum(tf.cast(by_row * (mixed + 1.0), tf.float64))
+    product = tf.reduce_sum(tf.cast(products * (mixed + 1.0), tf.float64))
     return tf.math.divide_no_nan(product, length)
-
-
-def _noise(places: np.ndarray) -> np.ndarray:
-    return (places * 40503 % 65536) / 32768 - 1.0
 
 
 def _is_varied(values: tf.Tensor) -> tf.Tensor:
@@ -209,7 +206,7 @@ def _add_fingerprint(sums: tf.Tensor, new: tf.Tensor, number: tf.Tensor) -> tf.T
 
 
 def _difference(summary: np.ndarray, first: np.ndarray) -> str:
-    """Returns "order" if examples differ, "floats" if only some of their floats do, else ""."""
+    """Returns "order" if examples differ, "floats" if only some of their floats differ, else ""."""
     if summary[2] != first[2]:
         return "order"
     here, other = (each[3:].reshape(-1, _NUMBERS) for each in (summary, first))
@@ -220,7 +217,7 @@ def _difference(summary: np.ndarray, first: np.ndarray) -> str:
     is_same = np.where(is_float, close, here[:, 2] == other[:, 2])
     if is_same.all():
         return ""
-    # Floats may be augmented at random on each worker. That is no error if another component, in
-    # which examples differ, shows that the examples and their order are the same.
+    # Floats may be augmented at random on each worker. This is not an error if another component,
+    # whose examples differ from each other, shows that examples and order are the same.
     is_shown = (is_same & (here[:, 1] > 0)).any()
     return "floats" if is_same[~is_float].all() and is_shown else "order"

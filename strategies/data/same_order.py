@@ -1,4 +1,4 @@
-"""Datasets that all workers read in the same order, whatever their seeds."""
+"""Makes all workers read a dataset in the same order, even if their seeds differ."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _IGNORE = tf.data.experimental.ExternalStatePolicy.IGNORE
 def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
     """Returns a dataset with the same order on all workers; waits for all workers.
 
-    People seed by rank, as Horovod and PyTorch teach, or read whatever arrives first. If the seeds
-    of a dataset that workers divide differ, or if its order depends on speed, its operations are
-    copied with common seeds and made deterministic. What cannot be copied is returned unchanged:
-    workers compare the batches in any case, see `BatchComparison`.
+    Users may seed by rank, as tutorials of Horovod and PyTorch do, or read with
+    `deterministic=False`. If the seeds of a dataset that workers divide differ, or if its order
+    depends on speed, its operations are copied with common seeds and made deterministic. A dataset
+    that cannot be copied is returned unchanged; workers compare all batches (`BatchComparison`).
 
     Args:
       dataset: global batches.
@@ -53,17 +53,17 @@ def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.da
     seeds, is_random = _order(dataset)
     seed = secrets.randbelow(2**31) if global_seed() is None else int(global_seed() or 0)
     own = [zlib.crc32(str(seeds).encode()), int(is_random), int(is_divided(dataset)), seed]
-    # All workers decide by the values of all, so that either all of them copy or none does.
-    every = collectives.all_gather(tf.constant([own], tf.int64)).numpy().tolist()
-    is_common = len({checksum for checksum, *_ in every}) == 1
-    is_common = is_common and not any(is_loose for _, is_loose, *_ in every)
-    if is_common or not all(divided for _, _, divided, _ in every):
+    # Every worker decides from the values of all, so that either all of them copy or none does.
+    gathered = collectives.all_gather(tf.constant([own], tf.int64)).numpy().tolist()
+    is_common = len({checksum for checksum, *_ in gathered}) == 1
+    is_common = is_common and not any(is_random for _, is_random, *_ in gathered)
+    if is_common or not all(divided for _, _, divided, _ in gathered):
         return dataset
-    copied = _copy_with_seed(dataset, every[0][3])
+    copied = _copy_with_seed(dataset, gathered[0][3])
     logging.warning(
         "All workers must read and shuffle the examples in the same order, because each batch is "
-        "divided among them. Received: seeds that differ or deterministic=False, %s. Seed without "
-        "the rank: each replica draws its own random numbers anyway.",
+        "divided among them. Received: seeds that differ or deterministic=False, %s. Do not add "
+        "the rank to the seed: each replica draws its own random numbers anyway.",
         "in a dataset that runs Python code, is too large or cannot be copied, so its order is "
         "unchanged"
         if copied is None
@@ -72,25 +72,25 @@ def in_common_order(dataset: tf.data.Dataset, collectives: Collectives) -> tf.da
     return dataset if copied is None else copied
 
 
-def _every(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+def _with_inputs(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     """Yields a dataset and all of its inputs."""
     yield dataset
     for one in dataset_inputs(dataset):
-        yield from _every(one)
+        yield from _with_inputs(one)
 
 
 def _order(dataset: tf.data.Dataset) -> tuple[list[int], bool]:
     """Returns the seeds of a dataset, and whether its order is random in spite of them."""
-    # Only a graph shows the datasets that functions captured. But it contains all tensors, and not
-    # every dataset can be converted to one, so otherwise the Python objects are read.
-    graph = _graph(dataset) if any(map(captures_dataset, _every(dataset))) else None
+    # Datasets that functions captured can only be read from a graph. But a graph contains all
+    # tensors, and not every dataset can be converted to one, so otherwise Python objects are read.
+    graph = _graph(dataset) if any(map(captures_dataset, _with_inputs(dataset))) else None
     if graph is not None:
         return _order_of_graph(graph)
     seeds, is_random = [], False
-    for one in _every(dataset):
-        more, is_loose = dataset_order(one)
-        seeds += more
-        is_random = is_random or is_loose
+    for one in _with_inputs(dataset):
+        own_seeds, is_own_random = dataset_order(one)
+        seeds += own_seeds
+        is_random = is_random or is_own_random
     return seeds, is_random
 
 
@@ -122,7 +122,7 @@ def _order_of_graph(graph: Any) -> tuple[list[int], bool]:
 
 def _graph(dataset: tf.data.Dataset) -> Any:
     """Returns the `GraphDef` of a dataset; None if it runs Python code or cannot be copied."""
-    tensors = [tensor for one in _every(dataset) for tensor in dataset_tensors(one)]
+    tensors = [tensor for one in _with_inputs(dataset) for tensor in dataset_tensors(one)]
     size = sum(each.dtype.size * (each.shape.num_elements() or 0) for each in tensors)
     if size > _MOST_BYTES:
         return None
@@ -160,7 +160,7 @@ def _copy_with_seed(dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset | No
 
 
 def _creation(function: Any) -> tuple[int, str]:
-    """Returns a function's place in the order of creation, which is the same on all workers."""
+    """Returns a key that sorts functions in the order of their creation, alike on all workers."""
     name = function.signature.name
     number = re.search(r"(\d+)$", name)
     return int(number[1]) if number else 0, name
@@ -175,7 +175,7 @@ def _set_order(nodes: Any, seed: int, number: int, is_function: bool = False) ->
       nodes: the operations of a graph or function.
       seed: the first seed.
       number: the number of the first operation.
-      is_function: whether they are a function's, in which inputs have another syntax.
+      is_function: whether they are operations of a function, in which inputs have another syntax.
     """
     for node in list(nodes):
         if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
@@ -193,7 +193,7 @@ def _set_order(nodes: Any, seed: int, number: int, is_function: bool = False) ->
             constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, []))
             node.input[place] = constant.name + (":output:0" if is_function else "")
         if node.op in _GENERATOR_INPUTS:
-            # With this one, the operation creates its own generator from the seeds.
+            # With a dummy generator as input, the operation creates its own from the seeds.
             generator = nodes.add(name=f"common_generator_{number}", op="DummySeedGenerator")
             node.input[first + 2] = generator.name + (":handle:0" if is_function else "")
     return number

@@ -18,7 +18,6 @@ from strategies.compat.tensorflow import (
 )
 from strategies.data.elements import (
     append_empty,
-    as_written,
     batch_or_empty,
     common_sizes,
     count_examples,
@@ -26,6 +25,7 @@ from strategies.data.elements import (
     empty_element,
     has_unknown_sizes,
     inner_sizes,
+    without_autograph,
 )
 from strategies.data.same_batches import add_summaries, fingerprint
 from strategies.utils.assertions import assert_in_step
@@ -34,17 +34,17 @@ from strategies.utils.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
 _Maker = Callable[[], tf.data.Dataset]
-# Datasets of a worker's own steps, and functions that create the dataset that they are part of.
+# Datasets of one worker's steps, and functions that create the dataset of all workers' examples.
 _sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
 
 
 class Epochs:
-    """A dataset whose iterators, one for each epoch, continue one run of it.
+    """A dataset whose iterators, one for each epoch, continue the same run of a pipeline.
 
-    If a global seed is set, Keras shuffles arrays in a function with a fixed seed. Each new run
-    would then have the examples in the same order; a run that continues does not. An epoch that is
-    left before its end also ends the run, and the next epoch starts a new one. This is the same on
-    all workers; see [Note: read equally far] in bounded_prefetch.py.
+    If a global seed is set, Keras shuffles arrays in a function with a fixed seed. Each new run of
+    the pipeline would then have the examples in the same order; a run that continues does not. An
+    epoch that is not read to its end also ends the run, and the next epoch starts a new one. This
+    is the same on all workers; see [Note: read equally far] in bounded_prefetch.py.
 
     Args:
       one_epoch: the dataset of one epoch.
@@ -83,30 +83,30 @@ class Epochs:
     def _build(self) -> None:
         """Creates the first run, and a dataset that continues it up to the end of an epoch."""
         end = tf.data.Dataset.from_tensors((False, empty_element(self.element_spec)))
-        goes_on = tf.data.Dataset.from_tensors(True).repeat()
-        self._endless = tf.data.Dataset.zip((goes_on, self.one_epoch)).concatenate(end).repeat()
+        inside_epoch = tf.data.Dataset.from_tensors(True).repeat()
+        epoch = tf.data.Dataset.zip((inside_epoch, self.one_epoch))
+        self._endless = epoch.concatenate(end).repeat()
         run = iter(self._endless)
         with tf.device(HOST):  # where tf.data runs
             inside = tf.Variable(False, trainable=False)
 
-        @as_written
+        @without_autograph
         def take(_: tf.Tensor) -> Any:
             more, batch = run.get_next()
             inside.assign(more)
             return more, batch
 
         steps = tf.data.Dataset.counter().map(take)
-        steps = steps.take_while(as_written(lambda more, _: more))
-        self._steps = steps.map(as_written(lambda _, batch: batch)).with_options(
+        steps = steps.take_while(without_autograph(lambda more, _: more))
+        self._steps = steps.map(without_autograph(lambda _, batch: batch)).with_options(
             no_prefetch_options()
         )
         self._run, self._inside = run, inside
 
     def _is_at_start(self) -> bool:
-        """Returns whether the run is at the start of an epoch."""
         if self._run is None:
             return False
-        # A caller that knows the number of steps reads the last batch, but not the mark after it.
+        # A caller that knows the number of steps reads the last batch, but not the end mark.
         if self._inside.numpy() and not next(self._run)[0].numpy():
             self._inside.assign(False)
         return not self._inside.numpy()
@@ -117,8 +117,8 @@ def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
     if isinstance(dataset, Epochs) or _unwrap_options(dataset) in _sharded:
         return False
     options = dataset.options()
-    # Keras turns autotuning off for a PyDataset whose threads read ahead already: batches that an
-    # abandoned iterator has prefetched would be missing from the next one.
+    # Keras disables autotuning for a PyDataset whose threads already read ahead; batches that an
+    # abandoned iterator had prefetched would be missing in the next one.
     return not (
         options.autotune.enabled is False
         or options.experimental_optimization.inject_prefetch is False
@@ -126,15 +126,15 @@ def may_prefetch(dataset: tf.data.Dataset | Epochs) -> bool:
 
 
 def mark_sharded(dataset: tf.data.Dataset, whole: _Maker | None = None) -> tf.data.Dataset:
-    """Returns a dataset marked as a worker's own steps, of which all workers have the same number.
+    """Marks a dataset as already sharded; all workers must have the same number of batches.
 
-    `shard_dataset` does not shard it over workers. A dataset derived from it, by `map` for
-    example, has policy OFF: `shard_dataset` takes it for the worker's own data.
+    `shard_dataset` does not shard the result over workers. A dataset derived from it, for example
+    by `map`, has policy OFF, so `shard_dataset` treats it as the worker's own data.
 
     Args:
-      dataset: the steps.
+      dataset: this worker's batches.
       whole: a function that creates the dataset of all workers' examples, in global batches; None
-        if there is none.
+        if it is not known.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = _Policy.OFF
@@ -155,11 +155,11 @@ def undo_sharding(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def _unwrap_options(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the marked dataset inside options, as tf_keras's `predict` sets, or `dataset`."""
-    behind = dataset
-    while behind not in _sharded and isinstance(behind, OptionsDataset):
-        (behind,) = dataset_inputs(behind)
-    return behind if behind in _sharded else dataset
+    """Returns the marked dataset under options, which tf_keras's `predict` adds, or `dataset`."""
+    inner = dataset
+    while inner not in _sharded and isinstance(inner, OptionsDataset):
+        (inner,) = dataset_inputs(inner)
+    return inner if inner in _sharded else dataset
 
 
 def shard_dataset(
@@ -173,20 +173,20 @@ def shard_dataset(
     """Returns this worker's shard of a dataset of global batches.
 
     `AutoShardPolicy` AUTO and DATA shard each batch by examples. Of n examples, the first n mod N
-    of N replicas take one more than the others. The order is that in which Keras reassembles
+    of N replicas get one more than the others. The order is that in which Keras reassembles
     predictions: the first replicas of all workers, by rank, then the second ones. If a batch has
     fewer examples than replicas, some get an empty part. Every worker must have the same batches in
     the same order.
 
-    FILE and HINT shard by files as stock tf.distribute does; with OFF each worker has its own
+    FILE and HINT shard by files as stock tf.distribute does; with OFF, each worker has its own
     data. With these, each batch is split into N batches of 1/N of the examples.
 
     If a worker has several replicas, an element has a batch for each of them.
 
-    Workers that run out of batches early continue with empty ones. With DATA no worker does, and
-    workers do not ask each other: the policy says that the data are the same everywhere (Keras
-    sets it for arrays). If a function shuffles these data (external state that is to be ignored),
-    the result is an `Epochs`. A dataset of `mark_sharded` is only split for the replicas of a
+    Workers that run out of batches early continue with empty ones. With DATA, this cannot happen,
+    and workers do not ask each other: the policy states that the data are the same on all workers
+    (Keras sets it for arrays). If a function shuffles these data (their external state is ignored),
+    the result is an `Epochs`. A dataset from `mark_sharded` is only split among the replicas of its
     worker.
 
     Args:
@@ -196,8 +196,8 @@ def shard_dataset(
       replicas: the number of replicas of each worker.
       in_step: whether all workers take the same number of steps; if not, they do not ask each
         other.
-      stream: a function that creates the collectives by which workers ask; by default a new stream
-        of `collectives`.
+      stream: a function that creates the collectives with which workers ask each other; by default
+        a new stream of `collectives`.
       is_compared: whether each batch comes with a summary for `BatchComparison`; only for policies
         AUTO and DATA.
 
@@ -215,7 +215,7 @@ def shard_dataset(
     policy = dataset.options().experimental_distribute.auto_shard_policy
     _check_batched(dataset.element_spec)
     if policy in (_Policy.AUTO, _Policy.DATA):
-        dataset = dataset.with_options(_in_order())  # the same on all workers
+        dataset = dataset.with_options(_deterministic_options())  # the same on all workers
         own = shard_batches(
             dataset, collectives.rank, collectives.size, replicas, with_fingerprint=is_compared
         )
@@ -233,9 +233,10 @@ def shard_dataset(
 
 
 def is_divided(dataset: tf.data.Dataset) -> bool:
-    """Returns whether workers divide a dataset's batches, whose order a shuffle may decide.
+    """Returns whether workers divide a dataset's batches, and a shuffle may determine their order.
 
-    Policy DATA says that batches are the same everywhere, so with it only what Keras shuffles does.
+    Policy DATA states that batches are the same on all workers, so only datasets that Keras
+    shuffles count.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return policy == _Policy.AUTO or policy == _Policy.DATA and _ignores_state(dataset)
@@ -248,7 +249,6 @@ def _ignores_state(dataset: tf.data.Dataset) -> bool:
 
 
 def _is_per_replica(spec: Any) -> bool:
-    """Returns whether elements have a batch for each replica."""
     return any(isinstance(leaf, PerReplicaSpec) for leaf in tf.nest.flatten(spec))
 
 
@@ -258,7 +258,7 @@ def equal_steps(
     replicas: int = 1,
     stream: Callable[[], Collectives] | None = None,
 ) -> tf.data.Dataset:
-    """Pads a worker's own batches with empty ones, up to the steps of the worker with the most.
+    """Pads a worker's batches with empty ones, up to the number of the worker that has the most.
 
     If a worker has several replicas, they take the batches in turn.
 
@@ -270,21 +270,21 @@ def equal_steps(
     if collectives.size == 1:
         return dataset
     own = int(dataset.cardinality())
-    # Under parameter servers, a worker that has ended sends no count, so positions are not ranks.
+    # With parameter servers, a worker that has ended sends no count, so positions are not ranks.
     counts = collectives.all_gather(tf.constant([own], tf.int64)).numpy().tolist()
     infinite = [rank for rank, count in enumerate(counts) if count == tf.data.INFINITE_CARDINALITY]
     if infinite and len(infinite) < len(counts):
         raise ValueError(
             "The datasets of all workers must be finite, or all infinite. Received: an infinite "
-            f"one on worker {infinite[0]}, but not on all others; steps by rank: {counts}. Call "
-            "repeat() on all of them, or take(n) on each."
+            f"dataset on worker {infinite[0]}, but not on all others; steps by rank: {counts}. "
+            "Call repeat() on all of them, or take(n) on all."
         )
     if infinite or len(set(counts)) == 1 and counts[0] >= 0:
         return dataset
     if min(counts) >= 0:
         sizes = common_sizes(dataset, collectives) if 0 in counts else None
         padded = append_empty(dataset, max(counts) - own, sizes)
-        return padded.map(as_written(lambda _, batch: batch))
+        return padded.map(without_autograph(lambda _, batch: batch))
     return _until_all_are_done(dataset, (stream or collectives.new_stream)())
 
 
@@ -295,9 +295,9 @@ def shard_batches(
     replicas: int,
     with_fingerprint: bool = False,
 ) -> tf.data.Dataset:
-    """Returns the examples of each batch for one of `size` workers, for each of its replicas.
+    """Returns the examples of each batch that belong to the replicas of one of `size` workers.
 
-    With a fingerprint, an element is a pair of the whole batch's fingerprint and these examples.
+    With a fingerprint, an element is a pair of the global batch's fingerprint and these examples.
     """
     if size * replicas == 1:
         return dataset
@@ -309,9 +309,9 @@ def shard_batches(
 def _shard_batches(
     dataset: tf.data.Dataset, parts: range, size: int, with_fingerprint: bool = False
 ) -> tf.data.Dataset:
-    """Slices each batch to the examples of some of `size` replicas, whose numbers are `parts`."""
+    """Slices each batch to the examples of the replicas in `parts`, out of `size` replicas."""
 
-    @as_written
+    @without_autograph
     def take_parts(*batch: Any) -> Any:
         whole = element_of(dataset, batch)
         examples = _per_replica([_examples_of_part(whole, index, size) for index in parts])
@@ -323,12 +323,12 @@ def _shard_batches(
 
 
 def _group_by_replica(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Groups batches into elements with one for each replica; pads the last with empty ones."""
+    """Groups batches into elements with one batch per replica; pads the last with empty ones."""
     count = dataset.cardinality()
-    padded = append_empty(dataset, replicas - 1).map(as_written(lambda _, batch: batch))
+    padded = append_empty(dataset, replicas - 1).map(without_autograph(lambda _, batch: batch))
     windows = padded.window(replicas, drop_remainder=True)
 
-    @as_written
+    @without_autograph
     def stack_batches(*window: Any) -> Any:
         batches = tf.data.Dataset.zip(element_of(windows, window))
         parts = [batches.skip(n).take(1).get_single_element() for n in range(replicas)]
@@ -350,11 +350,13 @@ def _per_replica(parts: list[Any]) -> Any:
 def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Splits each batch into `size` consecutive smaller ones."""
 
-    @as_written
+    @without_autograph
     def parts(*batch: Any) -> tf.data.Dataset:
         indices = tf.data.Dataset.range(size)
         return indices.map(
-            as_written(lambda index: _examples_of_part(element_of(dataset, batch), index, size))
+            without_autograph(
+                lambda index: _examples_of_part(element_of(dataset, batch), index, size)
+            )
         )
 
     count = dataset.cardinality()
@@ -396,9 +398,9 @@ def _check_batched(spec: Any) -> None:
     counts.discard(None)
     if len(counts) > 1 or counts == {0}:
         raise ValueError(
-            "A dataset to distribute must yield batches: the first dimension of each component is "
-            f"the number of examples. Received: elements of {spec}. Call .batch(...) with the "
-            "global batch size."
+            "A dataset to distribute must yield batches: the first dimension of each component "
+            f"must be the number of examples. Received: elements of {spec}. Call .batch(...) with "
+            "the global batch size."
         )
 
 
@@ -408,25 +410,27 @@ def _until_all_are_done(dataset: tf.data.Dataset, stream: Collectives) -> tf.dat
     flagged = append_empty(dataset)
     if not has_unknown_sizes(spec):
         steps = flagged.take_while(
-            as_written(lambda has, _: stream.all_reduce([tf.cast(has, tf.int32)])[0] > 0)
+            without_autograph(lambda has, _: stream.all_reduce([tf.cast(has, tf.int32)])[0] > 0)
         )
-        return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
+        return steps.map(without_autograph(lambda _, batch: batch)).with_options(
+            no_prefetch_options()
+        )
 
-    @as_written
+    @without_autograph
     def ask_workers(has: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-        """Gives a worker that has never had a batch the sizes of another one's."""
+        """Gives a worker without a batch the inner sizes of another worker's."""
         own = tf.concat([[tf.cast(has, tf.int64)], inner_sizes(spec, batch)], 0)
-        every = stream.all_gather(own[tf.newaxis])
-        having = tf.boolean_mask(every[:, 1:], every[:, 0] > 0)
-        sizes = tf.concat([having, own[tf.newaxis, 1:]], 0)[0]
-        return tf.shape(having)[0] > 0, batch_or_empty(spec, has, batch, sizes)
+        gathered = stream.all_gather(own[tf.newaxis])
+        existing = tf.boolean_mask(gathered[:, 1:], gathered[:, 0] > 0)
+        sizes = tf.concat([existing, own[tf.newaxis, 1:]], 0)[0]
+        return tf.shape(existing)[0] > 0, batch_or_empty(spec, has, batch, sizes)
 
-    steps = flagged.map(ask_workers).take_while(as_written(lambda has, _: has))
-    # See [Note: read equally far] in bounded_prefetch.py: all workers must ask equally often.
-    return steps.map(as_written(lambda _, batch: batch)).with_options(no_prefetch_options())
+    steps = flagged.map(ask_workers).take_while(without_autograph(lambda has, _: has))
+    # All workers must ask equally often; see [Note: read equally far] in bounded_prefetch.py.
+    return steps.map(without_autograph(lambda _, batch: batch)).with_options(no_prefetch_options())
 
 
-def _in_order() -> tf.data.Options:
+def _deterministic_options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
     return options

@@ -1,7 +1,7 @@
-"""The Keras call that the main thread is in, for threads that must not look at its frames.
+"""The Keras call that the main thread is in, for threads that must not hold its frames.
 
-The names of file and function on the stack tell that a call is running, see stack.py. Its
-arguments were recorded by the thread that made the call.
+The file and function names on the stack (see stack.py) show that a call is running. Its arguments
+were recorded by the thread that made the call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _latest: dict[str, tuple[str, Callable[[], Any]]] = {}
 
 
 def record_call() -> str:
-    """Records the Keras call that this thread is in; returns it as text, "" for none.
+    """Records the Keras call that this thread is in; returns its description, "" if none.
 
     >>> record_call()
     ''
@@ -30,7 +30,7 @@ def record_call() -> str:
 
 
 def call_in(stack: Sequence[Entry]) -> tuple[str, Any]:
-    """Returns the text of the Keras call that a thread is in and its model; "" and None for none.
+    """Returns the Keras call that a thread is in, as text, and its model; ("", None) if none.
 
     Until a call begins to iterate over its data, the text is that of the method's previous call, or
     only the method's name if it was not called before.

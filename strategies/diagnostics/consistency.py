@@ -17,8 +17,8 @@ _MESSAGE_BYTES = 1024
 def check_same_call(collectives: Collectives, operation: str, detail: str = "") -> None:
     """Checks that all workers are in the same operation with the same details; waits for all.
 
-    The check costs one small exchange. It does nothing in a function's graph, because each worker
-    traces its own.
+    The check costs one small exchange. It does nothing while a `tf.function` is traced, because
+    workers trace at different times.
 
     >>> from strategies.collectives.base import LocalCollectives
     >>> check_same_call(LocalCollectives(), "barrier")
@@ -37,7 +37,7 @@ def check_same_call(collectives: Collectives, operation: str, detail: str = "") 
     text = f"{operation}: {detail}" if detail else operation
     sent = text.encode()[:_BYTES].ljust(_BYTES)
     received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
-    calls = [bytes(row).decode(errors="replace").strip() for row in received]
+    calls = [bytes(each).decode(errors="replace").strip() for each in received]
     if len(set(calls)) > 1:
         by_worker = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(calls))
         raise ValueError(
@@ -57,7 +57,7 @@ def raise_on_all(collectives: Collectives, what: str, error: Exception | None) -
 
     Args:
       collectives: the workers.
-      what: the action that was tried, for the message.
+      what: the action that was attempted, for the message.
       error: the error of this worker; None if it succeeded.
 
     Raises:
@@ -68,7 +68,7 @@ def raise_on_all(collectives: Collectives, what: str, error: Exception | None) -
         text = "" if error is None else f"{type(error).__name__}: {error}"
         sent = text.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES)
         received = collectives.all_gather(tf.constant([list(sent)], tf.uint8)).numpy()
-        texts = [bytes(row).decode(errors="replace").strip() for row in received]
+        texts = [bytes(each).decode(errors="replace").strip() for each in received]
         if error is None and any(texts):
             rank = next(rank for rank, text in enumerate(texts) if text)
             raise RuntimeError(

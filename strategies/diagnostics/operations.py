@@ -55,7 +55,7 @@ class OperationTracker:
             self._in_steps.pop(thread, None)
 
     def add_counters(self, kind: str) -> tuple[ResourceVariable, ResourceVariable]:
-        """Returns new counters of the operations of a kind that functions have begun and ended."""
+        """Creates counters of the operations of a kind that functions have begun and ended."""
         with tf.init_scope(), tf.device(HOST):
             begun, ended = (ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
         self._graphs.append((kind, begun, ended))
@@ -64,7 +64,7 @@ class OperationTracker:
     def begun(self) -> list[int]:
         """Returns how many eager operations, actions of steps, and operations of functions began.
 
-        Functions are traced in the same order on all workers, so their counters are, too.
+        Functions are traced in the same order on all workers, and so are their counters.
         """
         return [self._count, self._steps, *(int(begun.numpy()) for _, begun, _ in self._graphs[:])]
 
@@ -117,7 +117,7 @@ class WatchedCollectives(StreamKeeper):
         self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
 
     def _make_stream(self) -> WatchedCollectives:
-        # Not measured, because a step waits for it as a part of its input.
+        # Not measured, because its time is already part of the step's wait for input.
         stream = self._collectives.new_stream()
         return WatchedCollectives(stream, self._operations, is_measured=False)
 
@@ -145,21 +145,21 @@ class WatchedCollectives(StreamKeeper):
             self._counters[kind] = self._operations.add_counters(kind)
         begun, ended = self._counters[kind]
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
-        # Counted when the arguments are there, and before the operation starts: a worker that still
-        # computes them has not begun it, and one that has sent its part has.
+        # Counted after the arguments are computed and before the operation starts, so that a worker
+        # that is still computing them has not begun, and one that has sent its part has.
         with tf.control_dependencies(tf.nest.flatten(arguments)):
             counted = begun.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):
-            given = tf.nest.map_structure(tf.identity, arguments)
-            name = f"{kind}{_size(tf.nest.flatten(given[0]))}"
-            result = self._spans.measure(name, lambda: operation(*given))
+            arguments = tf.nest.map_structure(tf.identity, arguments)
+            name = f"{kind}{_size(tf.nest.flatten(arguments[0]))}"
+            result = self._spans.measure(name, lambda: operation(*arguments))
         with tf.control_dependencies(tf.nest.flatten(result)):
             ended.assign_add(1, read_value=False)
         return result
 
 
 def _size(tensors: Sequence[tf.Tensor]) -> str:
-    """Returns the number of bytes of tensors, as the end of a name; "" if it is unknown."""
+    """Returns the suffix of an operation's name with the size of tensors; "" if it is unknown."""
     elements = [tensor.shape.num_elements() for tensor in tensors]
     if None in elements:
         return ""

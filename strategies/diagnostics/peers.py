@@ -11,7 +11,7 @@ from tf_config import Task
 from tf_config.rendezvous.store import Store
 
 SILENT_SECONDS = 15.0
-# Between two calls of `look`. After a longer pause it is unknown who was silent meanwhile.
+# Between two calls of `look`. After a longer pause it is unknown which workers were silent in it.
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -43,7 +43,7 @@ class State:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the worker has reported nothing for longer than a busy worker takes."""
+        """Whether the time since the last report is longer than that of a busy worker."""
         return self.silent >= SILENT_SECONDS
 
     def may_match(self, other: State) -> bool:
@@ -53,7 +53,7 @@ class State:
     def was_joined_by(self, other: State) -> bool:
         """Returns whether another worker has begun each of the operations that this one waits in.
 
-        What that worker sent may still be on its way, even if it has ended since.
+        The data that it sent may still be on their way, even if it has ended since.
         """
         begun = dict(enumerate(other.begun))
         return bool(self.pending) and all(
@@ -71,12 +71,12 @@ class State:
         return f"is in {self.place}" if self.place else "has not reported where it is"
 
     def to_bytes(self) -> bytes:
-        """Returns the entry, which `from_bytes` can read."""
+        """Returns the state as an entry, which `from_bytes` reads."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, entry: bytes | None) -> State | None:
-        """Returns the state in an entry; None if no worker of this version wrote it.
+        """Returns the state in an entry; None if there is none, or another version wrote it.
 
         >>> State.from_bytes(State("function", "all_reduce").to_bytes()).operation
         'all_reduce'
@@ -107,10 +107,10 @@ class Peers:
         return State.from_bytes(self._entries.get(task))
 
     def look(self, is_reached: bool = True) -> dict[Task, State]:
-        """Returns the state of each other worker, with the time for which it has been silent.
+        """Reads the state of each other worker, and measures how long it has been silent.
 
         Args:
-          is_reached: whether the store can be reached; if not, it is not asked.
+          is_reached: whether the store can be reached; if not, it is not read.
         """
         now = time.monotonic()
         if now - self._looked > _LONGEST_PAUSE_SECONDS:
@@ -121,7 +121,7 @@ class Peers:
             if entry != self._last.get(task) and entry is not None:
                 self._last[task], self._changed[task] = entry, now
             silent = now - self._changed.setdefault(task, now)
-            known = State.from_bytes(entry) or State()
-            states[task] = dataclasses.replace(known, silent=silent)
-        self._looked = time.monotonic()  # the time that the store took to answer is no pause
+            reported = State.from_bytes(entry) or State()
+            states[task] = dataclasses.replace(reported, silent=silent)
+        self._looked = time.monotonic()  # again, so that slow reads do not count as a pause
         return states

@@ -15,16 +15,16 @@ from tf_config.launcher.exit_diagnosis import write_progress
 from tf_config.launcher.settings import PROGRESS_VARIABLE
 
 _PAUSE_SECONDS = 0.5
-_SECONDS_TO_END = 5.0  # a directory that does not answer may delay the thread
-_is_told = False
+_SECONDS_TO_END = 5.0  # a network directory that does not respond may delay the thread
+_has_started = False
 
 
-def tell_progress() -> None:
-    """Starts to report the main thread's position if the launcher asks for it; once per process."""
-    global _is_told
+def start_progress_reports() -> None:
+    """Starts reporting the main thread's position if the launcher reads it; once per process."""
+    global _has_started
     path = os.environ.get(PROGRESS_VARIABLE, "")
-    if path and not _is_told:
-        _is_told = True
+    if path and not _has_started:
+        _has_started = True
         thread = BackgroundThread(functools.partial(_tell, path), "progress")
         thread.start()
         # The thread may hold the last reference to a model and free it within TensorFlow. See

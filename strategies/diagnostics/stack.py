@@ -1,10 +1,10 @@
 """The calls that another thread is executing.
 
-A frame of another thread must not be held while that thread runs. Seen on Python 3.11.7: a thread
-that walked from frame to frame ended the process with SIGSEGV; a thread that held the last
-reference to a frame freed its tensors, within TensorFlow while Python shut down, which ended the
-process with SIGABRT. `faulthandler` holds no frames, but reads the list of threads without its
-lock: it ends the process if a TensorFlow thread begins to run Python meanwhile.
+A frame of another thread must not be held while that thread runs. Observed on Python 3.11.7: a
+thread that walked from frame to frame crashed the process with SIGSEGV; a thread that held the last
+reference to a frame freed that frame's tensors within TensorFlow while Python shut down, which
+crashed the process with SIGABRT. `faulthandler` holds no frames, but reads the list of threads
+without its lock: it crashes the process if a TensorFlow thread starts to run Python at that moment.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def stack_of(thread: int) -> list[Entry]:
       thread: the thread's identifier, as `threading.get_ident` returns it.
     """
     # A single call of deque.extend walks all frames without executing bytecode, so Python keeps its
-    # lock and no other thread runs meanwhile. The call ends with an error behind the last frame.
+    # lock and no other thread runs until it returns. It raises AttributeError after the last frame.
     innermost = islice(map(methodcaller("get", thread), iter(sys._current_frames, None)), 1)  # noqa: SLF001  # a public function
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
-    found: deque[tuple[str, int, str]] = deque()
+    calls: deque[tuple[str, int, str]] = deque()
     # Finalizers of collected objects would release the lock.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        found.extend(map(_DESCRIPTION, frames))
+        calls.extend(map(_DESCRIPTION, frames))
     except AttributeError:
         pass
     finally:
         if was_enabled:
             gc.enable()
-    return [Entry(*each) for each in found]
+    return [Entry(*each) for each in calls]

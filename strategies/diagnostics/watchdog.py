@@ -1,11 +1,11 @@
-"""Reports which worker waits for which, and ends a job whose workers are in different operations.
+"""Reports which workers wait for which, and ends a job whose workers wait for each other forever.
 
-Each worker writes its state to a store that the first worker serves. A wait may be long for a good
-reason: a function is being traced, or the first worker validates or saves alone. So a waiting
-worker repeatedly logs which workers it waits for. It ends the job only if nothing can end the wait,
-because the other worker has ended, waits as long in another operation, or is on a host that does
-not answer; or if the wait exceeds the limit that the user has set. It writes the reason to the
-store, where all other workers find it and end with it.
+Each worker writes its state to a store that the first worker serves. A long wait may be legitimate:
+a function is being traced, or the first worker validates or saves by itself. So a waiting worker
+repeatedly logs which workers it waits for. It ends the job only if the wait cannot end, because the
+other worker has ended, waits just as long in another operation, or is on a host that does not
+answer; or if the wait exceeds the limit that the user has set. It writes the reason to the store;
+the other workers read it there and exit with the same message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEAVING_SECONDS = 12.0
 # After this time, workers no longer wait for a host that does not answer.
 LOST_SECONDS = 60.0
 _CONNECT_SECONDS = 5.0
-# The time in which the others read why a worker ends the job, before it ends itself.
+# How long a worker that ends the job waits before it exits, so that the others can read the reason.
 _LINGER_SECONDS = 4.0
 _VERDICT = "verdict"
 _SCOPE = "keras_strategies_operations"
@@ -73,7 +73,7 @@ def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
     >>> is_deadlocked(step, State(ended=True), 30)
     True
 
-    An ended worker that had begun the same operation has sent its part, which may be on its way.
+    An ended worker that had begun the same operation has sent its part, which may still arrive.
 
     >>> third = State("eager", "all_reduce number 3", 40, pending=[(0, 3)])
     >>> [is_deadlocked(third, State(ended=True, begun=[number]), 30) for number in (2, 3)]
@@ -90,7 +90,7 @@ def is_deadlocked(mine: State, theirs: State, seconds: float) -> bool:
 def watch(
     collectives: Collectives, cluster: ClusterSpec, task: Task, seconds: float
 ) -> WatchedCollectives:
-    """Starts to watch collectives; returns the watched ones, the same object each time.
+    """Starts watching collectives; returns the watched ones, the same object for each call.
 
     Args:
       collectives: the collectives among the workers of `cluster`, which all call this function.
@@ -105,7 +105,8 @@ def watch(
             store, cluster, task, OperationTracker(), seconds, step_timeout=step_timeout_seconds()
         )
         _watchdog.start()
-        # Runs before the exit handlers of Horovod and TensorFlow, which end the others' waits.
+        # Runs before the exit handlers of Horovod and TensorFlow, which make the operations fail
+        # that the others wait in.
         atexit.register(_watchdog.leave)
     if id(collectives) not in _watched:
         _watched[id(collectives)] = WatchedCollectives(collectives, _watchdog.operations)
@@ -125,7 +126,7 @@ def watch_seconds(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def step_timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
-    """Returns the number of seconds after which a wait ends the job; infinity for never.
+    """Returns the number of seconds after which a wait ends the job; infinity if there is no limit.
 
     >>> step_timeout_seconds({"KERAS_STRATEGIES_STEP_TIMEOUT": "600"}), step_timeout_seconds({})
     (600.0, inf)
@@ -139,15 +140,15 @@ def step_timeout_seconds(environ: Mapping[str, str] = os.environ) -> float:
 def _seconds(environ: Mapping[str, str], variable: str, default: float, in_words: str) -> float:
     if variable not in environ:
         return default
-    given = environ[variable]
+    value = environ[variable]
     try:
-        seconds = float(given)
+        seconds = float(value)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise ValueError(
-            f"{variable} must be a number of seconds above 0. Received: {given!r}. Correct it, or "
-            f"unset it for {in_words}."
+            f"{variable} must be a number of seconds above 0. Received: {value!r}. Correct it, or "
+            f"unset it for the default ({in_words})."
         )
     return seconds
 
@@ -163,8 +164,8 @@ class Watchdog:
       seconds: the number of seconds after which a wait is reported.
       end: ends the process with a message; None logs it and exits.
       step_timeout: the number of seconds after which a wait ends the job.
-      misses_ended: whether workers cannot go on without one that has ended.
-      keeper: the task that holds the entries; None is the first worker.
+      needs_all: whether workers cannot continue without one that has ended.
+      keeper: the task that serves the entries; None is the first worker.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Watchdog:
         seconds: float,
         end: Callable[[str], None] | None = None,
         step_timeout: float = float("inf"),
-        misses_ended: bool = True,
+        needs_all: bool = True,
         keeper: Task | None = None,
     ):
         self.operations = operations
@@ -187,7 +188,7 @@ class Watchdog:
         self._peers = Peers(entries, [other for other in tasks if other != task])
         self._seconds = seconds
         self._step_timeout = step_timeout
-        self._misses_ended = misses_ended
+        self._needs_all = needs_all
         self._keeper = keeper or tasks[0]
         self._end = end or _end_process
         # Less often with more workers: the first worker answers all of them.
@@ -205,21 +206,21 @@ class Watchdog:
     def leave(self) -> None:
         """Announces that this worker has ended, and waits briefly for the others to end, too.
 
-        Returns at once if all others have ended, if no worker waits for ended ones, if this worker
+        Returns at once if all others have ended, if workers can continue without it, if this worker
         ends with an error, or in a forked child of this process, which is not a worker.
         """
         if os.getpid() != self._process:
             return
-        # First, because the thread would write its own state over this entry.
+        # First, because the thread would overwrite the entry below.
         self._thread.stop(_LEAVING_SECONDS)
         is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
         if hasattr(sys, "last_value"):  # set by an error that ends the script
             self._explain(is_reached)
             return
-        if not self._misses_ended:
+        if not self._needs_all:
             return
-        # The first worker serves the entries, and the exit handlers that follow end the others'
-        # waits by obscure errors. So the others get the time to read why they wait.
+        # The first worker serves the entries, and the exit handlers that run next make the others'
+        # operations fail with obscure errors. So the others get time to read that it has ended.
         missing, end = list(self._peers.others), time.monotonic() + _LEAVING_SECONDS
         while missing and time.monotonic() < end:
             state = self._peers.state_of(missing[0])
@@ -236,8 +237,7 @@ class Watchdog:
         late = {o: s for o, s in states.items() if not mine.may_match(s)} or states
         waits = self._report(mine, late) if is_reached else self._report_unreached(mine)
         cut_off = self._cut_off(states, LOST_SECONDS)
-        # In the order of what is known for certain: the first reason found is what all workers
-        # print.
+        # From the most certain reason to the least: all workers print the first one that applies.
         if lost:
             self._end_all(self._report(mine, lost))
         elif cut_off:
@@ -253,13 +253,13 @@ class Watchdog:
             logging.warning("%s", waits)
 
     def check_verdict(self) -> None:
-        """Ends the process if another worker has ended the job."""
+        """Ends this process if another worker has ended the job."""
         verdict = self._entries.get(_VERDICT)
         if verdict is not None:
             self._end(verdict.decode(errors="replace"))
 
     def _is_lost(self, mine: State, theirs: State) -> bool:
-        if theirs.ended and not self._misses_ended:
+        if theirs.ended and not self._needs_all:
             return False
         return is_deadlocked(mine, theirs, self._seconds)
 
@@ -272,8 +272,8 @@ class Watchdog:
 
     def _cut_off(self, states: Mapping[Task, State], seconds: float) -> dict[Task, State]:
         """Returns the workers silent for at least `seconds`, on hosts that do not answer."""
-        # Silence alone proves nothing: a process that computes with Python's lock, or is paused,
-        # does not report either. But its host answers, even if nothing listens at the port.
+        # Silence alone proves nothing: a process that holds Python's global lock for long, or is
+        # paused, does not report either. But its host answers, even if nothing listens on the port.
         silent = {task: state for task, state in states.items() if state.silent >= seconds}
         addresses = self._cluster.addresses
         reached = connect([addresses[task] for task in silent], _CONNECT_SECONDS)
@@ -297,7 +297,7 @@ class Watchdog:
         )
 
     def _report_unreached(self, mine: State) -> str:
-        # The other workers may wait for the same process.
+        # The other workers may be waiting for the task that serves the entries, too.
         address = self._cluster.addresses[self._keeper]
         return (
             f"{self._describe_wait(mine)}, for the other workers. What they do is unknown, "
@@ -326,7 +326,7 @@ class Watchdog:
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
-            # An operation that has ended meanwhile is no wait any more.
+            # If the operation has ended in the meantime, this worker no longer waits.
             if waited >= _ENDED_SECONDS and pending:
                 self.check_peers(mine, is_reached)
 
@@ -336,7 +336,7 @@ class Watchdog:
 
 
 def _end_process(message: str) -> None:
-    # Not by an exception: the main thread is in an operation that Python cannot interrupt.
+    # An exception would not do: the main thread is in an operation that Python cannot interrupt.
     logging.error("%s", message)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,7 +12,7 @@ COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
 OVERFLOW = ("error", "share")
 PLACEMENTS = ("sharded", "replicated")
-# The frequency of a row stops counting here.
+# The largest frequency that is stored for a row.
 MAX_FREQUENCY = 2**20 - 1
 
 
@@ -26,7 +26,7 @@ class Admission:
     Admission(count=3, memory=None)
 
     Args:
-      count: number of occurrences in training after which an id gets a row. The row is created in
+      count: number of occurrences in training that an id needs to get a row. The row is created in
         the step of the `count`-th occurrence.
       memory: size in bytes, on each worker or server, of a count-min sketch (Cormode and
         Muthukrishnan, "An improved data stream summary", 2005), which may admit an id too early
@@ -47,7 +47,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Eviction:
-    """Rule for the rows that `evict` removes: those trained on too long ago or too rarely.
+    """Rule that selects the rows that `evict` removes: those not trained on recently or often.
 
     >>> Eviction(age=1000)
     Eviction(age=1000, count=None)
@@ -55,7 +55,7 @@ class Eviction:
     Args:
       age: removes rows that were not trained on in the last `age` steps.
       count: removes rows that were trained on fewer than `count` times. Every occurrence of an id
-        counts. At most 1,048,575, where the counter stops.
+        counts. At most 1,048,575, the largest number that is stored.
 
     Raises:
       ValueError: if neither argument is given, or one is out of range.
@@ -72,8 +72,8 @@ class Eviction:
                 check_whole_number(name, value, 1)
         if self.count is not None and self.count > MAX_FREQUENCY:
             raise ValueError(
-                f"count cannot exceed {MAX_FREQUENCY}. Received: count={self.count}. Choose a "
-                "smaller one."
+                f"count cannot exceed {MAX_FREQUENCY}. Received: count={self.count}. Use a smaller "
+                "count."
             )
 
 
@@ -93,8 +93,8 @@ class TableConfig:
       optimizer: Keras optimizer, or its name, that trains this table's rows instead of the model's
         optimizer; None uses the model's optimizer.
       l2: coefficient of an L2 penalty on the rows that a step trains. The penalty is `l2` times the
-        sum of the squares of their elements, as in `keras.regularizers.L2`, and has each row once,
-        however often its id occurs in the step and on however many replicas.
+        sum of the squares of their elements, as in `keras.regularizers.L2`. Each row is counted
+        once, no matter how often and on how many replicas its id occurs in the step.
       placement: "sharded" stores each row on one worker or server. "replicated" stores a copy of
         every row on each worker and sends ids and gradients to all workers. Use it for a small,
         frequently used table; it requires `input_dim` and does not support `admission`, `eviction`
@@ -145,19 +145,19 @@ class TableConfig:
             self._check_replicated()
 
     def _check_replicated(self) -> None:
-        unfit = [name for name in ("admission", "eviction") if getattr(self, name) is not None]
-        unfit += ["overflow='share'"] if self.overflow == "share" else []
-        unfit += ["no input_dim"] if self.input_dim is None else []
-        if unfit:
+        conflicts = [name for name in ("admission", "eviction") if getattr(self, name) is not None]
+        conflicts += ["overflow='share'"] if self.overflow == "share" else []
+        conflicts += ["no input_dim"] if self.input_dim is None else []
+        if conflicts:
             raise ValueError(
                 "placement='replicated' requires input_dim, and cannot be combined with admission, "
                 "eviction or overflow='share', because every worker has a copy of the table. "
-                f"Received: placement='replicated' with {', '.join(unfit)}. Omit the placement, or "
-                "change these."
+                f"Received: placement='replicated' with {', '.join(conflicts)}. Change these, or "
+                "omit the placement."
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values; Keras objects are left as they are."""
+        """Returns the fields as plain Python values, except for Keras objects."""
         of_keras = ("embeddings_initializer", "optimizer")
         plain = {
             name: value if value is None or isinstance(value, (int, float, str)) else asdict(value)
@@ -170,11 +170,11 @@ class TableConfig:
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
         """Creates a table configuration from the output of `to_dict`."""
         kinds = {"admission": Admission, "eviction": Eviction}
-        made = {
+        values = {
             name: kinds[name](**value) if name in kinds and isinstance(value, Mapping) else value
             for name, value in fields.items()
         }
-        return cls(**made)
+        return cls(**values)
 
 
 @dataclass(frozen=True)

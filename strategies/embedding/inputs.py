@@ -1,4 +1,4 @@
-"""Inputs of a layer: ids of any kind of tensor as one vector, and combiners of their rows."""
+"""Inputs of a layer: conversion of any kind of tensor to a vector of ids, and combiners."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def int64_tensor(ids: tf.Tensor) -> tf.Tensor:
     result = tf.cast(ids, tf.int64)
     if ids.dtype != tf.uint64:
         return result
-    is_fit = tf.reduce_all(result >= 0)
+    is_in_range = tf.reduce_all(result >= 0)
     if tf.executing_eagerly():
-        if not is_fit:
+        if not is_in_range:
             raise ValueError(_BEYOND)
         return result
-    with tf.control_dependencies([tf.debugging.Assert(is_fit, [_BEYOND])]):
+    with tf.control_dependencies([tf.debugging.Assert(is_in_range, [_BEYOND])]):
         return tf.identity(result)
 
 
@@ -50,7 +50,7 @@ def int64_array(ids: Any) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-# Bounds up to which a dtype represents every integer exactly.
+# The integers that a dtype represents exactly are those with an absolute value below this bound.
 _EXACT_BELOW = {
     tf.float16: 2**11,
     tf.bfloat16: 2**8,
@@ -74,8 +74,8 @@ class Bags:
     """
 
     def __init__(self, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool):
-        # Of each kind of tensor remain a vector of ids, the bag of each id, and the number of bags,
-        # some of which may have no ids. `combine` gives the rows the form of the inputs again.
+        # Every kind of tensor is converted to a vector of ids, the bag of each id, and the number
+        # of bags, some of which may have no ids. `combine` restores the form of the inputs.
         self._combiner = combiner
         self._inputs = inputs
         if weights is not None and combiner is None:
@@ -119,7 +119,7 @@ class Bags:
             weights = None if weights is None else tf.reshape(weights, [-1])
         self._weights = None if weights is None else tf.cast(weights, tf.float32)
         self._kept = None
-        ids = whole(ids)
+        ids = integer_ids(ids)
         if mask_zero and combiner is not None:
             self._kept = tf.where(ids != 0)[:, 0]
             ids = tf.gather(ids, self._kept)
@@ -179,14 +179,13 @@ class Bags:
         return tf.math.divide_no_nan(total, count)
 
 
-def whole(ids: tf.Tensor) -> tf.Tensor:
+def integer_ids(ids: tf.Tensor) -> tf.Tensor:
     """Converts ids to int64.
 
-    Ids are in floating point if a model has an input of Keras's default dtype, or while Keras
-    traces a model to build it. Traced ids have no values yet, so values are checked when the
-    function runs.
+    Ids are floats if a model has an input of Keras's default dtype, or while Keras traces a model
+    to build it. Traced ids have no values yet, so values are checked when the function runs.
 
-    >>> whole(tf.constant([3.0, -4.0])).numpy().tolist()
+    >>> integer_ids(tf.constant([3.0, -4.0])).numpy().tolist()
     [3, -4]
 
     Args:
@@ -205,21 +204,21 @@ def whole(ids: tf.Tensor) -> tf.Tensor:
         )
     bound = _EXACT_BELOW[ids.dtype]
     # Comparisons with NaN are false, so NaN is invalid too.
-    is_right = (tf.round(ids) == ids) & (tf.abs(ids) < tf.cast(bound, ids.dtype))
-    wrong = tf.boolean_mask(ids, ~is_right)[:3]
-    before = (
+    is_valid = (tf.round(ids) == ids) & (tf.abs(ids) < tf.cast(bound, ids.dtype))
+    invalid = tf.boolean_mask(ids, ~is_valid)[:3]
+    rule = (
         f"Ids must be integers, or whole numbers of {ids.dtype.name} between -{bound} and {bound}, "
-        "the range in which it is exact. Received:"
+        "the range in which this dtype is exact. Received:"
     )
-    behind = (
-        "Make the input with dtype='int64', as by keras.Input; a Sequential model without one "
-        "begins with an input in floating point."
+    remedy = (
+        "Create the input with keras.Input(..., dtype='int64'); a Sequential model without a "
+        "keras.Input has a floating-point input."
     )
     if tf.executing_eagerly():
-        if len(wrong):
-            raise ValueError(f"{before} {wrong.numpy().tolist()}. {behind}")
+        if len(invalid):
+            raise ValueError(f"{rule} {invalid.numpy().tolist()}. {remedy}")
         return tf.cast(ids, tf.int64)
-    check = assert_in_step(tf.reduce_all(is_right), [before, wrong, behind])
+    check = assert_in_step(tf.reduce_all(is_valid), [rule, invalid, remedy])
     with tf.control_dependencies([check]):
         return tf.cast(ids, tf.int64)
 

@@ -30,10 +30,10 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       Adadelta, Ftrl, Lion and similar ones. Momentum and decay of the other rows are not applied
       until those rows are used again. Clipping by norm uses the norm of the worker's own part of
       the gradient. Other optimizers, `use_ema` and `gradient_accumulation_steps` raise an error.
-    * `get_weights` returns a token for each weight: an array of one row of numbers close to zero.
-      The rows stay in memory as long as the token does, at most 4 GiB per weight on each worker.
-      `set_weights` restores them, as in `EarlyStopping(restore_best_weights=True)`. To get the
-      rows themselves, call `rows`.
+    * `get_weights` returns a token for each weight: an array with a single row of numbers close to
+      zero. The rows stay in memory as long as the token does, at most 4 GiB per weight on each
+      worker. `set_weights` restores them, as in `EarlyStopping(restore_best_weights=True)`. To get
+      the rows themselves, call `rows`.
     * Rows are float32. Arguments of `keras.layers.Embedding` that apply to a whole table, such as
       `embeddings_regularizer`, `embeddings_constraint` and `weights`, raise an error.
 
@@ -41,7 +41,7 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       output_dim: width of a row.
       input_dim: maximum number of ids with a row, over all workers; None sets no limit.
       combiner: None returns one row for each id, [..., output_dim]; "sum", "mean" or "sqrtn"
-        combines the rows along the last dimension, also of ragged or sparse inputs, into one.
+        combines the rows along the last dimension of the ids, which may be ragged or sparse.
       embeddings_initializer: initializer of the rows. Its values must not depend on the shape.
       features: dictionary of `FeatureConfig`, which replaces the arguments that configure a single
         table. The layer is then called with a dictionary of ids and returns a dictionary.

@@ -22,11 +22,11 @@ from strategies.embedding.tables import Tables
 from strategies.embedding.validation import (
     bags_of,
     check_dtype,
-    check_not_of_tables,
-    check_of_stock,
+    check_no_table_settings,
     check_optimizer,
+    check_output_dim_or_features,
     check_settings,
-    check_which,
+    drop_stock_arguments,
     feature_from,
     is_training,
     mask_of,
@@ -40,11 +40,11 @@ from strategies.variables.row_variable import RowVariable, recognize_slots
 class EmbeddingLayer:
     """Base class of `strategies.DistributedEmbedding`.
 
-    A layer is created, built and used at three moments that may be under different circumstances:
-    it is created in a strategy's scope, built when it is first called, perhaps while a function is
-    being traced and outside of the scope, and its rows may be restored before or after that. What
-    depends on the strategy is checked when the layer is created; tables are created by `build`; and
-    a restore that comes earlier waits for it (`_restored`).
+    A layer is created, built and used at different times: it is created in a strategy's scope; it
+    is built when it is first called, perhaps outside of the scope and while a function is being
+    traced; and its rows may be restored before or after that. So arguments are checked against the
+    strategy when the layer is created, tables are created by `build`, and rows that are restored
+    earlier are kept until then (`_restored`).
 
     Attributes:
       made_under: strategy that the layer was created under.
@@ -83,15 +83,15 @@ class EmbeddingLayer:
         seed: int = 0,
         **kwargs: Any,
     ):
-        # Autocast to the dtype of a mixed policy would round ids in floating point.
-        super().__init__(**{**check_of_stock(kwargs), "autocast": False})
+        # Casting ids that are floats to the compute dtype of a mixed policy would round them.
+        super().__init__(**{**drop_stock_arguments(kwargs), "autocast": False})
         self.supports_jit = False  # tells Keras 3 not to compile with XLA, which has no hash tables
         check_dtype(self)
-        check_which(output_dim, features)
+        check_output_dim_or_features(output_dim, features)
         check_settings(combiner, unseen, seed)
-        # The arguments of a single table make a table named like the layer, with the feature "".
+        # The arguments of a single table configure a table with the layer's name and a feature "".
         if features is None and output_dim is not None:
-            # In a saved configuration, admission and eviction are plain values.
+            # In a saved configuration, admission and eviction are dictionaries.
             table = TableConfig.from_dict(
                 {
                     "name": self.name,
@@ -118,7 +118,7 @@ class EmbeddingLayer:
                 "l2": l2 or None,
                 "placement": None if placement == "sharded" else placement,
             }
-            check_not_of_tables(of_tables, embeddings_initializer)
+            check_no_table_settings(of_tables, embeddings_initializer)
             by_name = {name: feature_from(value) for name, value in (features or {}).items()}
         self._is_single = features is None
         tables = tables_of(by_name)
@@ -137,17 +137,17 @@ class EmbeddingLayer:
             if table.optimizer is not None
         }
         for position, each in enumerate(self.table_optimizers.values()):
-            # Through Keras, TensorFlow's checkpoints track attributes, not a dictionary's values.
+            # Checkpoints track a Keras layer's attributes, but not the values of a dictionary.
             setattr(self, f"_table_optimizer_{position}", each)
         self._lead_weight: Any = None
         self.tables: Tables | None = None
-        # What to restore when the layer is built: the arguments of `restore_rows`.
+        # The arguments of a `restore_rows` that was called before the layer was built.
         self._restored: tuple[Mapping[str, np.ndarray], bool] | None = None
         self._saved_rows = RowsInCheckpoint(self)
         self._recognize_slots()
 
     def _recognize_slots(self) -> None:
-        # Under a strategy of this package, `extended` makes the slot variables.
+        # Under a strategy of this package, its `extended` creates the slot variables.
         if not tf.distribute.has_strategy():
             recognize_slots()
 
@@ -217,16 +217,17 @@ class EmbeddingLayer:
         """
         return self._outputs(inputs, weights, training)
 
-    # tf_keras has AutoGraph convert a layer's `call` and all that it calls: seconds in each
-    # process, for code that has no condition on a tensor.
+    # tf_keras makes AutoGraph convert a layer's `call` and all functions that it calls. That would
+    # take seconds in each process, for code that has no condition on a tensor.
     @tf.autograph.experimental.do_not_convert
     def _outputs(self, inputs: Any, weights: Any, training: bool | None) -> Any:
-        self._recognize_slots()  # an optimizer that is built next may be in another thread or scope
+        self._recognize_slots()  # an optimizer may be built next, in another thread or scope
         bags = self.bags(inputs, weights)
         training = is_training(training) if self.trainable else False
         outputs, penalties = self._require_tables().outputs(bags, training, self.compute_dtype)
         if penalties:
-            # Keras divides the losses of layers by the number of replicas, and these are shares.
+            # Keras divides a layer's losses by the number of replicas, but these already are this
+            # replica's shares of the penalty.
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             self.add_loss(tf.add_n(penalties) * replicas)
         return outputs[""] if self._is_single else outputs
@@ -251,8 +252,8 @@ class EmbeddingLayer:
         variables = [variable for variable, _ in self._require_tables().weights]
         if not self._is_single:
             raise ValueError(
-                "Only a layer of one table has the attribute embeddings. Received: "
-                f"{len(self.specs.initial)} tables of {self.name!r}. Call rows(table)."
+                "Only a layer with a single table has the attribute embeddings. Received: the "
+                f"layer {self.name!r} with {len(self.specs.initial)} tables. Call rows(table)."
             )
         return next(w for w in self.weights if tensorflow_variable(w) is variables[0])
 
@@ -287,11 +288,11 @@ class EmbeddingLayer:
 
     def _only_table(self, attribute: str) -> TableConfig:
         if not self._is_single:
-            # Not a ValueError: hasattr must be false, as for any attribute that is not there.
+            # Not a ValueError, so that hasattr returns False.
             raise AttributeError(
-                f"Only a layer of one table has the attribute {attribute}. Received: "
-                f"{len(self.specs.initial)} tables of {self.name!r}. Read it from the TableConfig "
-                "that you passed."
+                f"Only a layer with a single table has the attribute {attribute}. Received: the "
+                f"layer {self.name!r} with {len(self.specs.initial)} tables. Read it from the "
+                "TableConfig that you passed."
             )
         return self.specs.features[""].table
 
@@ -330,12 +331,12 @@ class EmbeddingLayer:
         All workers must call it together. The statistics of a table are:
 
         * `rows`: number of rows now.
-        * `lookups`: number of ids in training, every occurrence counted.
-        * `unique`: number of them that were distinct within a step and a worker's part.
+        * `lookups`: number of ids looked up in training, counting every occurrence.
+        * `unique`: number of ids looked up in training, counting each id once per step and worker.
         * `unique_ratio`: ratio of `unique` to `lookups`.
-        * `new`, `evicted`: number of rows created, and removed by `evict`.
-        * `refused`, `shared`: number of ids that admission refused, and that got the shared row.
-        * `imbalance`: rows of the largest worker or server, divided by the mean.
+        * `new`, `evicted`: number of rows created, and of rows removed by `evict`.
+        * `refused`, `shared`: number of ids that admission refused, or that got the shared row.
+        * `imbalance`: largest number of rows on a worker or server, divided by the mean.
         * `prefetched`: number of rows from `prefetch_rows`.
         * `bytes_ids`, `bytes_rows`, `bytes_gradients`: bytes sent between workers, or between
           workers and servers.
@@ -393,14 +394,14 @@ class EmbeddingLayer:
     def save_rows(self, directory: str, *, delta: bool = False) -> str:
         """Saves rows, slot variables and counts in NumPy's format.
 
-        All workers must call it with the same directory, and each writes its part. What was saved
-        there before is replaced once all parts are written.
+        All workers must call it with the same directory, and each writes its part. The rows saved
+        there before are replaced once all parts are written.
 
         Args:
           directory: a directory that all workers can access.
           delta: whether to save only the rows that were trained on since the last save to the
-            directory, and keep what is there. All rows are saved if rows were set, or restored
-            from elsewhere, in the meantime, or if another job saved to the directory.
+            directory, in addition to those saved there. All rows are saved if rows were set, or
+            restored from elsewhere, in the meantime, or if another job saved to the directory.
 
         Returns:
           The path of the new folder in the directory.
@@ -411,7 +412,7 @@ class EmbeddingLayer:
         return self._require_tables().save(directory, delta)
 
     def load_rows(self, directory: str) -> None:
-        """Restores what `save_rows` saved, with any number of workers.
+        """Restores the rows that `save_rows` saved, with any number of workers.
 
         All workers must call it. Slot variables that do not exist yet are restored when the
         optimizer creates them.
@@ -470,9 +471,9 @@ class EmbeddingLayer:
         """Restores the rows from a checkpoint, immediately or when the layer is built.
 
         Args:
-          arrays: what `snapshot_rows` returned.
+          arrays: the result of `snapshot_rows`.
           expects_slots: whether slot variables that do not exist yet are restored when the
-            optimizer creates them; if not, they are left out.
+            optimizer creates them; otherwise they are omitted.
         """
         if self.tables is None:
             self._restored = arrays, expects_slots
@@ -487,8 +488,8 @@ class EmbeddingLayer:
     def load_own_variables(self, store: Any) -> None:
         """Restores the rows from the store that Keras saved.
 
-        Their slot variables are restored if the optimizer has them already. Otherwise Keras leaves
-        out the optimizer's other state, too, with a warning.
+        Their slot variables are restored if the optimizer has already created them. Otherwise Keras
+        does not restore the optimizer's other state, either, and warns.
         """
         self.restore_rows(saving.from_store(store), expects_slots=False)
 
@@ -506,8 +507,8 @@ class EmbeddingLayer:
     def _require_tables(self) -> Tables:
         if self.tables is None:
             raise ValueError(
-                "The layer must be built first. Received: a layer that was not called. Call it, or "
-                "call its build method."
+                f"The layer must be built first. Received: the layer {self.name!r}, which is not "
+                "built. Call it, or call its build method."
             )
         return self.tables
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_config.capacity import shown_bytes
+from tf_config.capacity import format_bytes
 from tf_config.text_table import text_table
 
 
@@ -33,12 +33,12 @@ def placement_on_workers(workers: int) -> Placement:
     """Returns the placement of tables whose rows are sharded over workers."""
     if workers == 1:
         return Placement(
-            "host memory", "one worker trains, so it has all rows, and nothing is sent"
+            "host memory", "a single worker trains, so it has all rows, and nothing is sent"
         )
     return Placement(
         f"sharded over {workers} workers",
-        "a hash of the id says which worker has its row, its slot variables and its counts, and "
-        "nobody else has them, so that the workers' memory adds up; ids, rows and gradients travel",
+        "a hash of the id selects the only worker that has its row, slot variables and counts, so "
+        "a table can use the memory of all workers; ids, rows and gradients are sent",
     )
 
 
@@ -48,8 +48,8 @@ def placement_of_copies(workers: int) -> Placement:
         return placement_on_workers(1)
     return Placement(
         f"a copy in each of {workers} workers",
-        "placement='replicated': a lookup does not wait for rows; ids and gradients travel to all "
-        "workers",
+        "placement='replicated': a lookup does not wait for rows; ids and gradients are sent to "
+        "all workers",
         workers,
     )
 
@@ -58,8 +58,8 @@ def placement_on_servers(servers: int) -> Placement:
     """Returns the placement of tables whose rows are sharded over parameter servers."""
     return Placement(
         f"sharded over {servers} server{'s' if servers > 1 else ''}",
-        "a hash of the id says which server has its row, its slot variables and its counts; ids, "
-        "rows and gradients travel between workers and servers",
+        "a hash of the id selects the server that has its row, slot variables and counts; ids, "
+        "rows and gradients are sent between workers and servers",
         task_type="ps",
     )
 
@@ -93,7 +93,7 @@ class TableUsage:
 
 def report(tables: Sequence[TableUsage]) -> str:
     """Returns a text table with a line for each table, and the reasons for their placements."""
-    header = ("table", "where", "rows", "bytes a row", "bytes", "sent a step")
+    header = ("table", "where", "rows", "bytes per row", "bytes", "sent per step")
     rows = []
     for table in tables:
         slots = ", ".join(table.slots) or "no slot variables yet"
@@ -104,8 +104,8 @@ def report(tables: Sequence[TableUsage]) -> str:
                 table.placement.where,
                 f"{table.rows:,} x {table.width}",
                 f"{table.row_bytes:,} ({slots})",
-                shown_bytes(size),
-                shown_bytes(table.traffic_bytes / max(table.steps, 1)),
+                format_bytes(size),
+                format_bytes(table.traffic_bytes / max(table.steps, 1)),
             )
         )
     reasons = dict.fromkeys(f"{table.placement.where}: {table.placement.why}" for table in tables)

@@ -36,13 +36,13 @@ def prefetch_rows(
         model.fit(dataset, epochs=3)
 
     The cost is staleness: prefetched rows lack the updates of `steps` more of the worker's own
-    steps than without prefetching. An id gets its row, and counts for `admission` and
-    `eviction`, when it is prefetched. So use the dataset for training only. A batch counts even if
-    it is prefetched but not trained on, because training ends before the dataset does or because
-    `evict` or `set_rows` is called in between.
+    steps than without prefetching. An id gets its row, and counts for `admission` and `eviction`,
+    when it is prefetched. So use the dataset for training only. A batch counts even if it is
+    prefetched but not trained on, because training ends before the dataset does, or because `evict`
+    or `set_rows` is called in between.
 
-    The dataset is returned unchanged if workers run in step, which excludes stale rows, or if the
-    rows are stored on workers. `layer.statistics()` reports how many rows were `prefetched`.
+    The dataset is returned unchanged if workers run in step, so that rows cannot be stale, or if
+    the rows are stored on workers. `layer.statistics()` reports how many rows were `prefetched`.
 
     >>> from strategies.embedding.keras_layer import DistributedEmbedding
     >>> dataset, layer = tf.data.Dataset.range(8).batch(2), DistributedEmbedding(16)
@@ -65,7 +65,7 @@ def prefetch_rows(
     Raises:
       TypeError: if `dataset` is not a `tf.data.Dataset` or `layer` not a `DistributedEmbedding`.
       ValueError: if `steps` or the batches are invalid, or the dataset consists of arrays that
-        Keras shuffles. Training raises it if the output of `ids` differs from the layer's inputs.
+        Keras shuffles; in training, if the output of `ids` differs from the layer's inputs.
     """
     _check(dataset, layer, steps)
     if not backend_of(layer.made_under).may_prefetch:
@@ -76,7 +76,7 @@ def prefetch_rows(
     if isinstance(own, Epochs):
         raise ValueError(
             "prefetch_rows requires a dataset whose order is deterministic. Received: a dataset "
-            "that ignores external state. Omit this option."
+            "with the option ExternalStatePolicy.IGNORE. Omit this option."
         )
     queues = {group: PrefetchQueue(steps + 1) for group in layer.specs.groups}
 
@@ -92,7 +92,7 @@ def prefetch_rows(
 def _submit(
     layer: EmbeddingLayer, queues: dict[Group, PrefetchQueue], inputs: Sequence[Any]
 ) -> tf.Operation:
-    """Submits the lookup of the coming inputs of each replica; returns the operation."""
+    """Returns an operation that submits the lookups of each replica's next inputs."""
     bags = [layer.bags(each) for each in inputs]
     done = []
     for group in queues:

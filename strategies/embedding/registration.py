@@ -20,11 +20,11 @@ def register_with_tf_keras() -> None:
 
     tf_keras takes seconds to import, so an import hook waits for it unless it is imported already.
     """
-    # No import can be left to `load_model`. A file names the module of a layer, but tf_keras 2.21.0
-    # uses it only for a model's class: layers of a functional model are looked up by the name that
-    # they are registered under, and one that is not found stays a string, which is then called
-    # (`module_objects` in `deserialize_keras_object` of tf_keras/src/saving/serialization_lib.py).
-    # And no code of this package runs between a user's `import tf_keras` and `load_model`.
+    # `load_model` does not import the layer. A saved file names the layer's module, but tf_keras
+    # 2.21.0 uses it only for a model's class: layers of a functional model are looked up by their
+    # registered name, and if it is not found, tf_keras tries to call a string (`module_objects` in
+    # `deserialize_keras_object` of tf_keras/src/saving/serialization_lib.py). And no code of this
+    # package runs between a user's `import tf_keras` and `load_model`.
     if sys.modules.get(_TF_KERAS) is not None:
         importlib.import_module(_LAYER)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):

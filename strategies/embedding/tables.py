@@ -37,16 +37,15 @@ from strategies.variables.row_variable import RowVariable
 class Tables:
     """The tables of a layer; the tables of a group are looked up together.
 
-    What reads or changes the rows of all workers is called by all of them, because each has a part.
-    None may train meanwhile (`_pause_training`): workers in step do not, and those with parameter
-    servers wait for one another before and after. A change of rows other than by training also
-    makes useless what was prepared from the rows before: prefetched rows, and the bases of deltas.
+    All workers must call the methods that read or change the rows of all workers, because each has
+    a part. None may train during such a call (`_pause_training`): workers in step do not, and those
+    with parameter servers wait for one another before and after it. If rows are changed other than
+    by training, prefetched rows and the bases of deltas also become invalid.
 
     Args:
       specs: specification of the tables.
       collectives: collectives among the workers.
-      shards: shards of the tables that this worker can access; it saves and restores those it
-        owns.
+      shards: shards of the tables that this worker can access; it saves and restores those it owns.
       placements: placement of each group.
       variables: variable of each group, as seen by the optimizer.
       routers: router of each group from keys to their rows.
@@ -131,21 +130,21 @@ class Tables:
 
     @contextlib.contextmanager
     def _pause_training(self) -> Iterator[None]:
-        """Pauses training on all workers in the block."""
+        """Pauses training on all workers while the block runs."""
         self._shards[0].barrier()
         yield
         self._shards[0].barrier()
 
     @contextlib.contextmanager
     def _change_rows(self) -> Iterator[None]:
-        """Pauses training in the block and discards prefetched rows after it."""
+        """Pauses training while the block runs, and discards prefetched rows after it."""
         with self._pause_training():
             yield
         self._clear_prefetched()
 
     @contextlib.contextmanager
-    def _setting_rows(self) -> Iterator[None]:
-        """Pauses training in the block, which sets rows, and rebalances capacities at its end."""
+    def _replace_rows(self) -> Iterator[None]:
+        """Pauses training while the block sets rows, and rebalances capacities at its end."""
         with self._change_rows():
             self._delta_bases.clear()
             yield
@@ -218,7 +217,7 @@ class Tables:
                 idempotent=True,
             )
             local.append([size, *counts])
-        # A worker that owns no shard, as where there are fewer servers, gathers no rows.
+        # A worker that owns no shard, because there are fewer servers, contributes none.
         counted = np.reshape(np.array(local, np.int64), [-1, 1 + len(STATISTICS)])
         by_shard = self.collectives.all_gather(tf.constant(counted)).numpy()
         # Each copy of a replicated table counts everything, so one copy is enough.
@@ -283,13 +282,13 @@ class Tables:
         ids, rows = int64_array(ids), np.asarray(rows, np.float32)
         if len(np.unique(ids)) != ids.size or ids.ndim != 1:
             raise ValueError(
-                f"ids must be a vector without repetitions. Received: ids of shape {ids.shape}, "
-                f"{len(np.unique(ids))} of them different."
+                f"ids must be a vector of distinct ids. Received: ids of shape {ids.shape}, "
+                f"{len(np.unique(ids))} of them distinct."
             )
         arrays = {"ids": ids, "rows": rows}
         table = self.table(name)
         snapshot.check_shapes(table, arrays)
-        with self._setting_rows():
+        with self._replace_rows():
             if table.config.is_replicated:
                 # Each worker may have passed only a part.
                 gathered = snapshot.gather_all(arrays, self.collectives)
@@ -311,14 +310,14 @@ class Tables:
         keys = np.concatenate([part.keys() for part in parts])
         if keys.dtype.kind not in "iu" or keys.ndim != 1 or len(np.unique(keys)) != keys.size:
             raise ValueError(
-                "The keys of all parts must be integers without repetitions. Received: "
+                "The keys of all parts must be distinct integers. Received: "
                 f"{keys.dtype} of shape {keys.shape} in {directory!r}, {len(np.unique(keys))} of "
-                "them different."
+                "them distinct."
             )
         int64_array(keys)
         for part in parts:  # checks all parts before any row is set
             part.check(table.config.output_dim)
-        with self._setting_rows():
+        with self._replace_rows():
             for ids, rows in (chunk for part in parts for chunk in part.chunks()):
                 arrays = {"ids": int64_array(ids), "rows": rows}
                 for shard in self._local_shards if len(ids) else ():
@@ -335,16 +334,16 @@ class Tables:
         Args:
           arrays: the snapshot.
           expects_slots: whether slot variables that do not exist yet are restored when the
-            optimizer creates them; if not, they are left out.
+            optimizer creates them; otherwise they are omitted.
         """
-        with self._setting_rows():
+        with self._replace_rows():
             if not expects_slots:
                 arrays = snapshot.without_missing_slots(self._shards, arrays)
             snapshot.restore(self._shards, arrays)
 
     def save(self, directory: str, delta: bool) -> str:
         """Saves the rows to a directory; see `checkpoint`."""
-        # Prefetched rows count as touched now but are trained on only later.
+        # Prefetched rows are marked as touched now, but are trained on only later.
         with self._change_rows():
             snapshot.find_former_slots(self._shards)
             self._check_slots_in_bases()
@@ -368,13 +367,13 @@ class Tables:
 
     def load(self, directory: str) -> None:
         """Restores the rows from a directory; see `checkpoint`."""
-        with self._setting_rows():
+        with self._replace_rows():
             checkpoint.load(self._shards, directory, self.collectives)
             self._check_slots_in_bases()
             self._delta_bases.add(Path(directory))
 
     def _check_slots_in_bases(self) -> None:
-        """Forgets the bases of deltas if one has a slot variable of a former optimizer."""
+        """Discards the bases of deltas if one has a slot variable of a former optimizer."""
         before = self._slots_in_bases
         self._slots_in_bases = {
             (name, slot): key

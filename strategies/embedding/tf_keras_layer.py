@@ -38,7 +38,7 @@ class DistributedEmbedding(EmbeddingLayer, tf_keras.layers.Layer):
 
     @property
     def _tracking_metadata(self) -> str:
-        # Only tf_keras's `model.save` reads it, as metadata from which `load_model` makes layers.
+        # Only tf_keras's `model.save` reads it, to save what `load_model` creates layers from.
         raise ValueError(
             "tf_keras cannot restore an embedding's tables from a SavedModel. Received: model.save "
             f"to a SavedModel, of a model with {self.name!r}. Save to a path that ends in "

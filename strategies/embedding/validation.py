@@ -16,10 +16,10 @@ from strategies.utils.argument_checks import check_whole_number
 
 # Unsupported arguments of the stock Embedding, each with the reason and an alternative.
 _OF_STOCK = {
-    "embeddings_regularizer": "A penalty cannot cover all rows, because a step reads only those "
-    "of its ids. Use l2 for a penalty on those, or compile with AdamW for their decay",
+    "embeddings_regularizer": "A penalty cannot cover all rows, because a step reads only the rows "
+    "of its ids. Use l2 for a penalty on these rows, or compile with AdamW to decay them",
     "embeddings_constraint": "A constraint cannot hold for all rows, because a step changes only "
-    "those of its ids. Omit it, or normalize the looked-up rows in a layer",
+    "the rows of its ids. Omit it, or normalize the looked-up rows in a layer",
     "weights": "Initial rows must be given with their ids. Build the layer, and call "
     "layer.set_rows(np.arange(len(weights)), weights)",
     "lora_rank": "LoRA cannot be used, because a sharded table is never materialized as one "
@@ -27,24 +27,24 @@ _OF_STOCK = {
     "lora_alpha": "LoRA cannot be used, because a sharded table is never materialized as one "
     "matrix. Omit it",
     "quantization_config": "Rows must be float32. Omit it",
-    "input_length": "The shape of the ids cannot be given in advance; it is that of the input. "
+    "input_length": "The shape of the ids cannot be set in advance; it is the shape of the input. "
     "Omit it",
     "autocast": "Ids cannot be cast, because they must stay exact. Omit it",
     "sparse": "The output cannot be sparse; it is dense, or ragged if the ids are. Omit it",
 }
 
 
-def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments without the unset ones of the stock Embedding.
+def drop_stock_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments without the stock Embedding's that are not supported here.
 
-    >>> check_of_stock({"name": "ids", "embeddings_constraint": None})
+    >>> drop_stock_arguments({"name": "ids", "embeddings_constraint": None})
     {'name': 'ids'}
 
     Raises:
-      ValueError: if such an argument is set; the message names it and the reason.
+      ValueError: if an unsupported argument is set; the message has the reason.
     """
     for name, reason in _OF_STOCK.items():
-        # Not by truth value, since the argument may be an array.
+        # Not by its truth value, because the argument may be an array.
         if arguments.get(name) is not None and arguments[name] is not False:
             raise ValueError(f"{reason}. Received: {name}={arguments[name]!r}.")
     return {name: value for name, value in arguments.items() if name not in _OF_STOCK}
@@ -53,8 +53,8 @@ def check_of_stock(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def check_dtype(layer: Any) -> None:
     """Raises ValueError unless a layer's variables are float32 and not quantized."""
     policy = dtype_policy_of(layer)
-    quantizes = getattr(policy, "quantization_mode", None)
-    if policy.variable_dtype != "float32" or quantizes:
+    is_quantized = getattr(policy, "quantization_mode", None)
+    if policy.variable_dtype != "float32" or is_quantized:
         raise ValueError(
             "The variable dtype of an embedding must be float32. Received: the dtype policy "
             f"{policy.name!r}. Create the layer with dtype='float32', 'mixed_bfloat16' or "
@@ -137,7 +137,7 @@ def _check_names(inputs: Any, weights: Any, features: Mapping[str, FeatureConfig
         )
 
 
-def check_which(output_dim: Any, features: Any) -> None:
+def check_output_dim_or_features(output_dim: Any, features: Any) -> None:
     """Raises ValueError unless exactly one of `output_dim` and `features` is given."""
     if (output_dim is None) == (features is None):
         which = "neither" if features is None else "both"
@@ -146,14 +146,14 @@ def check_which(output_dim: Any, features: Any) -> None:
         )
 
 
-def check_not_of_tables(settings: Mapping[str, Any], initializer: Any) -> None:
+def check_no_table_settings(settings: Mapping[str, Any], initializer: Any) -> None:
     """Raises ValueError if arguments of a single table are combined with features."""
     named = [name for name, value in settings.items() if value is not None]
     if named or initializer != "uniform":
         raise ValueError(
             "With features, the settings of a table must be in its TableConfig, and the combiner "
-            f"in the FeatureConfig. Received: {', '.join(named) or 'embeddings_initializer'}. Move "
-            "it there."
+            f"in the FeatureConfig. Received: {', '.join(named) or 'embeddings_initializer'} as an "
+            "argument of the layer. Move it there."
         )
 
 

@@ -1,12 +1,12 @@
-"""Files that are either complete or absent: a crash or a full disk leaves the previous ones.
+"""Files that are either complete or absent: a crash or a full disk leaves the previous ones intact.
 
 [Note: complete or absent]
 New data are written under another name and flushed to disk, and then renamed; the directory is
-flushed last, since a name that is not on disk is lost with the power. What consists of several
-files is written to a new directory, and one small file that names the directory is replaced after
-all of them (`write_json`): before that the previous data are in force, after that the new ones.
-Only then are the previous ones removed. If a worker cannot write, all of them stop (`all_writing`),
-and nothing that was in force has changed.
+flushed last, because a name that is not on disk is lost in a power failure. Data that consist of
+several files are written to a new directory, and after all of them one small file that names this
+directory is replaced (`write_json`): until then the previous data are valid, from then on the new
+ones. Only then are the previous ones removed. If a worker cannot write, all workers stop
+(`all_writing`), and the previous data stay valid.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def all_writing(
 
     Args:
       collectives: the workers.
-      what: what is written, for the message, such as "Rows".
+      what: what is being saved, for the message, such as "Rows".
       directory: the directory, for the message.
-      folder: a directory to remove in that case, to make room.
+      folder: a directory to remove in that case, to free its space.
 
     Raises:
       OSError: on a worker that cannot write.
@@ -57,13 +57,13 @@ def all_writing(
     try:
         yield
     except OSError as raised:
-        way_out = (
-            "Make room" if raised.errno in _FULL else "Name a directory that can be written to"
+        remedy = (
+            "Free some space" if raised.errno in _FULL else "Use a directory that can be written to"
         )
         error = OSError(
             raised.errno,
-            f"{what} cannot be saved. Received: {raised.strerror}, in {directory!r}. What was "
-            f"saved there before is intact. {way_out}, and save again",
+            f"{what} cannot be saved. Received: {raised.strerror}, in {directory!r}. Anything "
+            f"saved there before is intact. {remedy}, and save again",
         )
     try:
         raise_on_all(collectives, "Saving", error)
@@ -75,7 +75,7 @@ def all_writing(
 
 
 def sync_directory(path: Path) -> None:
-    """Flushes a directory to disk, so that its files' names survive a loss of power."""
+    """Flushes a directory to disk, so that its files' names survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,7 +100,7 @@ def write_file(path: Path, data: bytes) -> None:
 def write_npz(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays as `numpy.savez` does, but never as pickles.
 
-    Before version 2.2 NumPy would take `savez(..., allow_pickle=False)` for one more array.
+    Before version 2.2, NumPy would treat `savez(..., allow_pickle=False)` as one more array.
 
     >>> import io
     >>> file = io.BytesIO()
@@ -128,7 +128,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the values that `write_json` wrote, or version 0.1.0, which wrote no checksum.
+    """Returns the values that `write_json` wrote; in version 0.1.0, it wrote no checksum.
 
     Raises:
       ValueError: if the file is damaged.
@@ -141,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if {"checked", "files", _CHECKSUM} & set(values):
             checksum = values.pop(_CHECKSUM, None)
             if checksum != _checksum_of(values):
-                raise ValueError("its checksum is another one")
+                raise ValueError("its checksum does not match")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the file {path.name!r}, which is damaged ({error})") from None
     return values

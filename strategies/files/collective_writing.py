@@ -1,4 +1,4 @@
-"""Writing of files by all workers: only the first worker's are kept, atomically."""
+"""Writing files on all workers: only the first worker's files are kept, atomically."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from strategies.diagnostics.consistency import check_same_call
 def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> Iterator[str]:
     """Yields a path to write to on every worker; the first worker's file is moved to `path`.
 
-    All workers run the block, because saving may read variables of which each worker holds a part
-    (the metrics that tf_keras saves). The other workers' files are deleted. After the block, all
-    workers that share the first worker's file system see the file, and it is complete: it is
+    All workers must run the block, because saving may read variables that all workers aggregate
+    (such as the metrics that tf_keras saves). The other workers' files are deleted. After the
+    block, all workers that share the first worker's file system see the complete file: it is
     written next to its target and then moved. A previous file stays until then.
 
         with strategies.writing("model.keras", strategy) as path:
@@ -57,7 +57,7 @@ def writing(path: str | os.PathLike[str], strategy: tf.distribute.Strategy) -> I
     own = os.path.join(above, f".{base}.{uuid.uuid4().hex}")
     try:
         _run_on_all(collectives, lambda: tf.io.gfile.makedirs(own))
-        # All workers have drained their updates before they came here, so the file lacks none.
+        # All workers drained their updates before they came here, so none is missing in the file.
         refresh(strategy)
         yield os.path.join(own, base)
         _run_on_all(collectives, lambda: _move(own, parent, path) if first else None)
@@ -106,14 +106,14 @@ def _run_on_all(collectives: Collectives, action: Callable[[], None]) -> None:
     if any(failed):
         raise RuntimeError(
             f"Writing must succeed on all workers. Received: an error on worker {failed.index(1)}. "
-            "See its output."
+            "See that worker's output."
         )
 
 
 def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
     """Moves the contents of a directory to another one; replaces existing files."""
-    # Readers look for a checkpoint's index, and for the file that names the newest one, so these
-    # are moved last.
+    # Readers look for a checkpoint's index, and for the file that names the latest checkpoint, so
+    # these are moved last.
     names = sorted(tf.io.gfile.listdir(source), key=lambda name: (name == "checkpoint", name))
     if not names:
         raise ValueError(
@@ -123,6 +123,6 @@ def _move(source: str, target: str, path: str | os.PathLike[str]) -> None:
     for name in (name.rstrip("/") for name in names):
         place = os.path.join(target, name)
         if tf.io.gfile.isdir(place):
-            # Renamed, because removing it takes time, in which the job may be killed.
+            # Renamed, because removing it takes longer, and the job may be killed meanwhile.
             tf.io.gfile.rename(place, os.path.join(source, f".{name}.before"))
         tf.io.gfile.rename(os.path.join(source, name), place, overwrite=True)

@@ -1,11 +1,11 @@
-"""Files that several workers on one host would write at once through Keras's callbacks.
+"""Detects Keras callbacks with which several workers on one host would write the same file.
 
-Keras 3 does not tell workers apart: a `ModelCheckpoint` that is passed to `fit` on all of them is
-written by all of them. The file that remains may be of parts of both, without any error.
+Keras 3 does not distinguish workers: a `ModelCheckpoint` passed to `fit` on all workers makes all
+of them write the file, which may then consist of parts of several versions, without any error.
 
-What a process writes is claimed by the name of a socket, which the kernel gives to one process of a
-host at a time, and frees when the process ends, however it ends. Nobody can connect to the socket,
-and no file is left behind.
+A process claims a path by binding a socket to an abstract name, which the kernel gives to one
+process of a host at a time and frees when the process ends, even if it is killed. Nobody can
+connect to the socket, and no lock file is left behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATHS = {
     "SaveBestEpoch": "filepath",  # KerasTuner's own, for a trial's best weights
 }
 _LIBRARIES = ("keras", "tf_keras", "keras_tuner")
-# These ask the strategy which worker writes.
+# The callbacks that let only the strategy's chief write.
 _AWARE_OF_WORKERS = (
     ("tf_keras", "ModelCheckpoint"),
     ("tf_keras", "BackupAndRestore"),
@@ -69,15 +69,15 @@ def check_sole_writer(in_step: bool) -> None:
             if not claim(path, callback):
                 raise ValueError(
                     "Two processes cannot write the same file. Received: "
-                    f"{type(callback).__name__} of {path!r}, which another process on this host, "
-                    f"such as another worker, also writes. {_REMEDIES.get(library, _REMEDY)}"
+                    f"{type(callback).__name__} with {path!r}, which another process on this host "
+                    f"(such as another worker) also writes. {_REMEDIES.get(library, _REMEDY)}"
                 )
 
 
 def claim(path: str, holder: object) -> bool:
-    """Claims a path for this process until `holder` is deleted; returns whether it is free.
+    """Claims a path for this process until `holder` is deleted; returns whether it succeeded.
 
-    A path that this process has already claimed is free.
+    It also succeeds if this process has already claimed the path.
 
     >>> class Writer:
     ...     pass
@@ -86,7 +86,7 @@ def claim(path: str, holder: object) -> bool:
     (True, True)
 
     Args:
-      path: the path of a file or directory of this host. Remote paths are always free.
+      path: the path of a file or directory on this host. Claiming a remote path always succeeds.
       holder: the object that writes it.
     """
     if "://" in path:

@@ -1,9 +1,9 @@
 """Spans of time in which this worker waited for input or exchanged values, for step timelines.
 
 Functions are measured by operations in their graphs, because Python does not see them run: the
-clock is read when an operation's inputs are ready, and again when its results are. This is the same
-for all ways of communication, and shows nothing of what happens within them. Times are of the wall
-clock, the only clock that workers have in common.
+clock is read when an operation's inputs are ready, and again when its results are. This works with
+every back end of communication, but shows nothing of what happens inside it. Times are those of the
+wall clock, the only clock that workers have in common.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 class SpanStream:
-    """The spans of operations that all workers begin in the same order, or that one worker runs.
+    """The spans of operations that all workers begin in the same order, or of one worker's own.
 
     Nothing is recorded before the first call of `record_spans`.
 
@@ -108,7 +108,7 @@ class SpanStream:
             return tf.nest.map_structure(tf.identity, result, expand_composites=True)
 
     def _graph_ring(self) -> tuple[ResourceVariable, ResourceVariable]:
-        """Returns the variables for the number of spans recorded in functions and the last ones."""
+        """Returns variables for the number of spans recorded in functions, and for the latest."""
         if self._ring is None:
             with tf.init_scope(), tf.device(HOST):
                 count = ResourceVariable(0, dtype=tf.int64, trainable=False)
@@ -117,7 +117,7 @@ class SpanStream:
         return self._ring
 
     def since(self, start: float) -> tuple[list[Span], float]:
-        """Returns the spans that ended after `start`, and the time after which none is missing."""
+        """Returns the spans that ended after `start`, and a time after which none is missing."""
         spans = [span for span in list(self._spans) if span.end > start]
         complete = self._spans[0].end if self._is_cut else start
         if self._ring is not None:
@@ -144,13 +144,13 @@ class Recorded(NamedTuple):
 
 
 def record_spans() -> None:
-    """Starts to record spans, including those in functions that are traced from now on."""
+    """Starts recording spans, including those in functions that are traced from now on."""
     global _is_on
     _is_on = True
 
 
 def measure_steps(model: Any) -> None:
-    """Makes a model's training steps record spans; a step traced without them is traced again.
+    """Makes a model's training steps record spans; steps traced without them are retraced.
 
     Args:
       model: a model of Keras 3 or tf_keras, before `fit` makes its train function.
@@ -162,13 +162,13 @@ def measure_steps(model: Any) -> None:
 
 
 def read_spans(start: float) -> tuple[list[Recorded], float]:
-    """Returns the spans of all streams after `start`, and the time after which none is missing."""
-    found, complete = [], start
+    """Returns the spans of all streams after `start`, and a time after which none is missing."""
+    recorded, complete = [], start
     for stream in tuple(_streams):
-        spans, its_complete = stream.since(start)
-        found.append(Recorded(stream.kind, stream.is_common, spans))
-        complete = max(complete, its_complete)
-    return found, complete
+        spans, stream_complete = stream.since(start)
+        recorded.append(Recorded(stream.kind, stream.is_common, spans))
+        complete = max(complete, stream_complete)
+    return recorded, complete
 
 
 def covered_seconds(spans: Iterable[Span], periods: Sequence[Period]) -> float:

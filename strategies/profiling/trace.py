@@ -46,7 +46,7 @@ class WorkerSteps:
 
     @classmethod
     def from_json(cls, text: bytes) -> WorkerSteps:
-        """Returns the record that `to_json` wrote as JSON."""
+        """Returns the record from the JSON of `to_json`."""
         values = json.loads(text)
         values["steps"] = [Span(*span) for span in values["steps"]]
         values["streams"] = [
@@ -93,8 +93,8 @@ def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
 def waits_of(workers: Sequence[WorkerSteps]) -> dict[int, list[Span]]:
     """Returns, by rank, the spans in which a worker waited for the last one to join an exchange.
 
-    The n-th span of a name in a stream is the same exchange on every worker. Exchanges of a name
-    of which workers have recorded different numbers are left out.
+    The n-th span of a name in a stream is the same exchange on every worker. If workers recorded
+    different numbers of spans of a name, these exchanges are omitted.
 
     >>> early, late = ([Span("sum", begin, 5.0)] for begin in (1.0, 4.0))
     >>> both = [WorkerSteps(rank, str(rank), [], [Recorded(EXCHANGE, True, spans)])
@@ -104,7 +104,7 @@ def waits_of(workers: Sequence[WorkerSteps]) -> dict[int, list[Span]]:
     >>> waits_of(both)[1]
     []
     """
-    found: dict[int, list[Span]] = {worker.rank: [] for worker in workers}
+    waits: dict[int, list[Span]] = {worker.rank: [] for worker in workers}
     for streams in zip(*(worker.streams for worker in workers), strict=False):
         if all(stream.is_common for stream in streams):
             by_name = [_by_name(stream.spans) for stream in streams]
@@ -115,15 +115,15 @@ def waits_of(workers: Sequence[WorkerSteps]) -> dict[int, list[Span]]:
                         end = min(together[last].begin, span.end)
                         if end > span.begin:
                             text = f"waiting for {workers[last].name}"
-                            found[worker.rank].append(Span(text, span.begin, end))
-    return found
+                            waits[worker.rank].append(Span(text, span.begin, end))
+    return waits
 
 
 def _by_name(spans: Sequence[Span]) -> dict[str, list[Span]]:
-    found: dict[str, list[Span]] = defaultdict(list)
+    by_name: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        found[span.name].append(span)
-    return found
+        by_name[span.name].append(span)
+    return by_name
 
 
 def _pair_spans(spans: Sequence[Sequence[Span]]) -> Iterator[tuple[Span, ...]]:
@@ -183,7 +183,7 @@ def _events(worker: WorkerSteps, waits: Sequence[Span], zero: float) -> Iterator
 
 
 def _assign_lanes(name: str, spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
-    """Returns the spans in numbered tracks, so that no two spans of a track overlap.
+    """Assigns spans to numbered tracks, so that no two spans of a track overlap.
 
     >>> _assign_lanes("sums", [Span("a", 0, 2), Span("b", 1, 3), Span("c", 2, 4)])[1]
     ('sums 2', [Span(name='b', begin=1, end=3)])

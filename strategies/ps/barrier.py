@@ -31,11 +31,11 @@ class Barrier:
     ended, and takes no value from it, so the remaining workers continue. Workers that arrive later
     notice at once that a worker has ended; workers that already wait notice within a second.
 
-    Barriers of the same name are one barrier, whatever they do before and after it.
+    Barriers of the same name are the same barrier, even if `before` and `after` differ.
 
-    In each round, each queue of inputs has one value at most, because a worker deposits its next
-    one only when it has the results of this round; and each queue of outputs gets one entry. So
-    the workers need no number of the round.
+    In each round, each queue of inputs has at most one value, because a worker deposits its next
+    value only after it has received the results of this round; and each queue of outputs gets one
+    entry. So rounds need no numbers.
 
     Args:
       server: the server that holds the barrier.
@@ -43,15 +43,15 @@ class Barrier:
       rank: this worker's rank.
       size: the number of workers.
       dtype: the dtype of the workers' values.
-      missing_value: the value that stands in for a worker that has ended.
+      missing_value: the value used for a worker that has ended.
       combine: computes each worker's results from the values of all workers.
       dtypes: the dtypes of a worker's results.
-      lock: the lock to hold while the results are computed. None is one of the barrier's own.
-      before: what the server does for this worker before it arrives. It may be done again if the
-        connection breaks.
-      after: what the server does for this worker when all have arrived; its tensors are added to
-        the results.
-      after_again: the tensors in place of those of `after` if the answer was lost.
+      lock: the lock to hold while the results are computed. None is a lock of the barrier's own.
+      before: operations that run on the server before this worker arrives. They may run again if
+        the connection breaks.
+      after: adds operations that run on the server once all workers have arrived; the tensors that
+        it returns are added to this worker's results.
+      after_again: the tensors to use instead of those of `after` if the response was lost.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Barrier:
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
-            # One per graph: TensorFlow would give a second one another name, and so another value.
+            # Once per graph: TensorFlow would give a second variable another name and value.
             self._states = server.build_once(functools.partial(worker_states, size))
             lock = lock or Lock(f"{name}/lock")
             self._inputs = [
@@ -99,19 +99,19 @@ class Barrier:
             # Outside of the lock: `before` may take long, and may hold the lock of all updates.
             with tf.control_dependencies(before):
                 self._deposit, _ = server.locked(deposit, lock)
-            # For those that wait when a worker ends, which nobody tells them.
+            # Run by waiting workers, because a worker that ends does not release them.
             self._release, _ = server.locked(self._release_if_complete, lock)
-            # Not under the lock, which others need to arrive.
+            # Not under the lock, which other workers need to arrive.
             *results, self._present = tf.nest.flatten(self._outputs[rank].dequeue())
             with tf.control_dependencies([self._present]):
                 self._results = [*results, *after()]
             # If the response is lost, the worker asks whether the results were taken from the
-            # queue, and for what was taken; see [Note: exactly-once updates] in
+            # queue, and gets the copy that was kept; see [Note: exactly-once updates] in
             # ps/sequence_number.py.
             keep, kept = _keep([*results, self._present])
             with tf.control_dependencies(keep):
                 self._take = taken.set(self._number)
-            self._are_there = self._outputs[rank].size() > 0
+            self._has_results = self._outputs[rank].size() > 0
             self._last_taken = taken.value()
             self._again = [*kept[:-1], *after_again], kept[-1]
 
@@ -122,7 +122,7 @@ class Barrier:
 
         Args:
           value: this worker's value.
-          feeds: arrays for the placeholders of what is done before and after.
+          feeds: arrays for the placeholders of `before` and `after`.
         """
         fetches = [self._results, self._present, self._deposit, self._take]
         number = next(self._numbers)
@@ -131,7 +131,7 @@ class Barrier:
             results, present, *_ = self._server.run(fetches, feeds, self._release)
         except ResponseLostError:
             # The connection may have broken before the value was deposited, between that and the
-            # results, or after these were taken. Each step asks for what is there already.
+            # results, or after these were taken. Repeating each call below has no effect.
             self._server.run(self._deposit, feeds, idempotent=True)
             while self._server.run(self._last_taken, idempotent=True) != number:
                 with contextlib.suppress(ResponseLostError):
@@ -140,8 +140,8 @@ class Barrier:
         return results, present
 
     def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
-        """Takes the results from the queue if they are there; otherwise waits for a moment."""
-        if self._server.run(self._are_there, idempotent=True):
+        """Takes the results from the queue if it has any; otherwise waits for a moment."""
+        if self._server.run(self._has_results, idempotent=True):
             self._server.run(self._take, dict(feeds))
         else:
             self._server.run(self._release, idempotent=True)
@@ -150,9 +150,9 @@ class Barrier:
     def _release_if_complete(self) -> list[tf.Tensor]:
         """Combines the values and releases all workers, unless a value is missing.
 
-        Called under the lock, in which nothing else looks at the queues of inputs. A worker that
-        has left counts as present only if it deposited a value before it left. Without any value
-        there is no round to complete: all workers may have left.
+        Called under the lock, so that nothing else accesses the queues of inputs. A worker that has
+        left counts as present only if it deposited a value before it left. If there is no value at
+        all, there is no round to complete: all workers may have left.
         """
         present = tf.stack([queue.size() > 0 for queue in self._inputs])
         ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
@@ -176,7 +176,7 @@ class Barrier:
 
 
 def _keep(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Operation], list[tf.Tensor]]:
-    """Returns operations that keep tensors on a server, and the tensors that were kept last."""
+    """Returns operations that store tensors on a server, and the tensors that were stored last."""
     name = f"kept/{uuid.uuid4().hex}"
     keep, kept = [], []
     for number, tensor in enumerate(tensors):

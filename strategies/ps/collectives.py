@@ -4,7 +4,7 @@ Workers exchange their tensors at barriers on the servers. The servers sum in th
 sums are bitwise identical on every worker and in every run; each server sums its part of a vector.
 A worker that has ended contributes zeros to an all-reduce and no rows to an all-gather.
 
-Workers that are all on one host exchange their tensors in shared memory instead, with the same
+If all workers are on one host, they exchange their tensors in shared memory instead, with the same
 sums, until one of them ends.
 """
 
@@ -67,16 +67,16 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         self._channel = None if host is None else host.new_channel()
 
     def share_memory(self, names: Sequence[str], is_wanted: bool = True) -> bool:
-        """Exchanges values in shared memory from now on, if all workers want it and can.
+        """Makes workers exchange values in shared memory from now on, if all of them can.
 
-        All workers call it, before they create other streams.
+        All workers must call it, before they create other streams.
 
         Args:
           names: the names of the workers by rank, for messages.
-          is_wanted: whether this worker wants it.
+          is_wanted: whether this worker may share memory.
 
         Returns:
-          Whether all want it and are on one host.
+          Whether all workers share memory, because they may and are on one host.
         """
         host = Host.discover(self.rank, names, exchange_over(self), is_wanted)
         if host is None or len(host.leaders) > 1:
@@ -119,15 +119,15 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         def in_memory(channel: Channel) -> list[np.ndarray]:
             return transfers.sum_vectors(channel, [vector])
 
-        return self._in_memory(in_memory) or self._sum_on_servers(vector)
+        return self._run_in_memory(in_memory) or self._sum_on_servers(vector)
 
     def _gather(self, array: np.ndarray) -> list[np.ndarray]:
         def in_memory(channel: Channel) -> list[np.ndarray]:
             return transfers.gather(channel, [array])
 
-        return self._in_memory(in_memory) or self._gather_on_server(array)
+        return self._run_in_memory(in_memory) or self._gather_on_server(array)
 
-    def _in_memory(
+    def _run_in_memory(
         self, operation: Callable[[Channel], list[np.ndarray]]
     ) -> list[np.ndarray] | None:
         """Returns an operation's results; None if workers share no memory, or if one has ended."""
@@ -148,15 +148,15 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
             barrier = connection.build_once(lambda: self._sum_barrier(connection, dtype))
             return barrier(parts[server.number])
 
-        answers = self._servers.each(add)
-        present = answers[0][1]
-        lengths = np.sum([lengths for (_, lengths), _ in answers], axis=0)
+        results = self._servers.each(add)
+        present = results[0][1]
+        lengths = np.sum([lengths for (_, lengths), _ in results], axis=0)
         by_rank = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
         if len(set(by_rank.values())) > 1:
             operations = {rank: f"all_reduce of {n} numbers" for rank, n in by_rank.items()}
             raise OperationsDifferError(operations)
         self._record_present(present)
-        return [np.concatenate([sums for (sums, _), _ in answers])]
+        return [np.concatenate([sums for (sums, _), _ in results])]
 
     def _sum_barrier(self, server: ServerConnection, dtype: tf.DType) -> Barrier:
         def total(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -199,7 +199,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
 
     def _gather_barrier(self, server: ServerConnection) -> Barrier:
         def exchange(inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-            # No worker is sent its own rows.
+            # A worker does not receive its own rows.
             return [
                 ["" if rank == to else text for rank, text in enumerate(inputs)]
                 for to in range(self.size)
@@ -210,7 +210,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         return Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds)
 
     def _record_present(self, present: np.ndarray) -> None:
-        """Records which workers took part, and logs those that have ended."""
+        """Records which workers took part, and warns of those that have ended."""
         if self._stream != "0":
             return
         for rank in np.flatnonzero(np.array(self._servers.present) & ~present):

@@ -1,8 +1,8 @@
 """A worker's connections to the parameter servers.
 
 The servers are TensorFlow servers. A worker has a session with each of them: it adds operations to
-the session's graph, and all of them run on the server. A call takes one message each way, whatever
-it does; calls from several threads run concurrently.
+the session's graph, and all of them run on the server. A call takes one message in each direction,
+however many operations it runs; calls from several threads run concurrently.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LOST_ANSWER_SECONDS = 0.1
 _CHECK_EVERY_SECONDS = 1.0
 _LOG_EVERY_SECONDS = 10.0
 _V1 = tf.compat.v1
-# What a server says of a call, or of additions to a graph, that TensorFlow sent again after the
-# connection had broken. It has no error codes for them.
+# Parts of the error messages for a call, or for additions to a graph, that TensorFlow sent again
+# after the connection had broken. There are no error codes for these.
 _RECEIVED_TWICE = "request was received twice"
 _EXTENDED_TWICE = "but caller expected"
 _T = TypeVar("_T")
@@ -46,13 +46,13 @@ class ServerUnavailableError(RuntimeError):
 
 
 class ResponseLostError(ServerUnavailableError):
-    """Raised when a parameter server received a call, but its answer was lost on the way."""
+    """Raised when a parameter server received a call, but its response was lost."""
 
 
 class _GraphDiffersError(RuntimeError):
-    """Raised when a session's server has additions to the graph that the session knows nothing of.
+    """Raised when a server has additions to a session's graph that the session does not know of.
 
-    The answer to a call that made them was lost on the way.
+    This happens if the response to the call that made them was lost.
     """
 
 
@@ -94,14 +94,14 @@ class ServerConnection:
         return self._is_lost or any(each.is_lost for each in self._connections)
 
     def is_there(self) -> bool:
-        """Returns whether something listens at the server's address, and no call found it lost."""
-        # A server that is stopped still accepts connections but does not answer.
-        return not self.is_lost and state_of(self.address) == "taken"
+        """Returns whether a process listens on the server's address, and no call found it lost."""
+        # A server that is suspended still accepts connections, but does not answer.
+        return not self.is_lost and address_state(self.address) == "taken"
 
     def new_connection(self) -> ServerConnection:
         """Opens another connection, for large graphs with many functions.
 
-        TensorFlow sends and copies all functions of a graph whenever something new in it runs, and
+        TensorFlow sends and copies all functions of a graph whenever new operations in it run, and
         more often if the graph is optimized. With a graph per connection, additions to one do not
         slow down the others.
         """
@@ -110,7 +110,7 @@ class ServerConnection:
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Adds the operations created in the block to this server's graph."""
+        """Makes the block add its operations to this server's graph."""
         with (
             self._lock,
             self.graph.as_default(),
@@ -120,15 +120,15 @@ class ServerConnection:
             yield
 
     def build_once(self, build: Callable[[], _T], state: Iterable[Hashable] = ()) -> _T:
-        """Returns what `build` adds to the graph; called again, returns the same.
+        """Returns the result of `build`, which adds to the graph; later calls return the same.
 
-        The key is derived from the function; see `function_key`. A key that is written by hand
-        lacks sooner or later one of the values that the graph depends on, and then a call silently
-        runs the graph of another.
+        The cache key is derived from the function; see `function_key`. A key written by hand would
+        sooner or later lack one of the values that the graph depends on, and a call would silently
+        run the graph of another one.
 
         Args:
           build: adds to the graph.
-          state: what else the graph depends on: the state of captured objects that may change.
+          state: the parts of the captured objects' state that may change and affect the graph.
         """
         key = function_key(build), *state
         with self._lock:
@@ -151,12 +151,12 @@ class ServerConnection:
         Args:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
-          poll: an operation to run every second while this call waits; it is idempotent.
-          idempotent: whether to run them again if the response is lost.
+          poll: an idempotent operation to run every second while this call waits.
+          idempotent: whether the call may be repeated if the response is lost.
 
         Raises:
-          ResponseLostError: if the connection broke before the response arrived, and the server is
-            there. See [Note: exactly-once updates] in ps/sequence_number.py.
+          ResponseLostError: if the connection broke before the response arrived, but the server is
+            still there. See [Note: exactly-once updates] in ps/sequence_number.py.
           ServerUnavailableError: if the server is gone, or its values are damaged.
         """
         while True:
@@ -164,9 +164,9 @@ class ServerConnection:
             try:
                 return self._run(fetches, feeds, poll)
             except _GraphDiffersError:
-                # The server has refused the call before it ran anything, so even a call that is
-                # not idempotent is made again. A new session sends the whole graph. Of several
-                # threads that come here, the first one replaces the session.
+                # The server refused the call before it ran anything, so even a call that is not
+                # idempotent can be repeated. A new session sends the whole graph. If several
+                # threads come here, the first one replaces the session.
                 with self._lock:
                     if self._session is session:
                         self._session = self._new_session()
@@ -176,11 +176,11 @@ class ServerConnection:
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None, poll: Any) -> Any:
         """Makes a call once, and waits for its response as long as the server is there."""
-        answer = self._start_call(fetches, feeds)
+        response = self._start_call(fetches, feeds)
         start = logged = answered = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
-                _, result, error = answer.get(timeout=_CHECK_EVERY_SECONDS)
+                _, result, error = response.get(timeout=_CHECK_EVERY_SECONDS)
                 break
             now = time.monotonic()
             if now - logged >= _LOG_EVERY_SECONDS:
@@ -192,8 +192,8 @@ class ServerConnection:
             answered = self._last_answer(start, answered)
             if poll is not None:
                 self.run(poll, idempotent=True)
-        # The order matters: a call that was received twice is aborted as well, but by a server that
-        # is there.
+        # The order matters: a call that was received twice is also aborted, although the server is
+        # there.
         if isinstance(error, tf.errors.AbortedError):
             if _EXTENDED_TWICE in error.message:
                 raise _GraphDiffersError from None
@@ -209,9 +209,9 @@ class ServerConnection:
                 f"on ps {self.number} ({self.address}) that was interrupted by a broken connection "
                 "or an error. Restart the job, including its servers, from its last checkpoint."
             ) from None
-        # Aborted for another reason: a server that was started again does not know the session.
+        # Aborted for another reason: a server that was restarted does not know the session.
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
-            raise self._lose(error.message.splitlines()[0]) from None
+            raise self._mark_lost(error.message.splitlines()[0]) from None
         if error is not None:
             raise error
         return result
@@ -220,42 +220,42 @@ class ServerConnection:
         """Returns when the server's host last answered: now, or `answered` if it does not.
 
         Raises:
-          ServerLost: if the server is gone, or has been silent for too long.
+          ServerUnavailableError: if the server is gone, or has been silent for too long.
         """
-        state, now = state_of(self.address), time.monotonic()
+        state, now = address_state(self.address), time.monotonic()
         if state == "closed":
-            raise self._lose("nobody listens there")
+            raise self._mark_lost("no process listens on its address")
         if state == "unreachable" and now - answered >= LOST_SECONDS:
-            raise self._lose(f"its host has not answered for {now - answered:.0f} s")
+            raise self._mark_lost(f"its host has not answered for {now - answered:.0f} s")
         if now - start >= self._step_timeout and not self._is_awake():
-            raise self._lose(
+            raise self._mark_lost(
                 f"no answer in {now - start:.0f} s, where --step-timeout is {self._step_timeout:g}"
             )
         return answered if state == "unreachable" else now
 
     def _is_awake(self) -> bool:
-        """Returns whether the server runs anything at all."""
+        """Returns whether the server responds to a call of an empty operation."""
         with self._lock:
-            answer = self._start_call(self._nothing, None)
+            response = self._start_call(self._nothing, None)
         try:
-            *_, error = answer.get(timeout=_ANSWER_SECONDS)
+            *_, error = response.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
             return False
         return error is None
 
     def _start_call(self, fetches: Any, feeds: dict[Any, Any] | None) -> queue.SimpleQueue[Any]:
-        """Starts a call; returns the queue to which its answer is put.
+        """Starts a call; returns the queue that receives its response.
 
-        TensorFlow waits for a server that is gone, so calls are made in threads that can be left.
-        `close` ends them before Python does, which would abort the process: see [Note: the end of
-        the interpreter] in utils/background_thread.py.
+        TensorFlow waits forever for a server that is gone, so calls are made in daemon threads.
+        `close` ends them before the interpreter does, which would abort the process; see
+        [Note: the end of the interpreter] in utils/background_thread.py.
         """
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        answer_in_thread(answers, None, lambda: self._session.run(fetches, feeds))
-        return answers
+        responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call_in_thread(responses, None, lambda: self._session.run(fetches, feeds))
+        return responses
 
-    def _lose(self, reason: str) -> ServerUnavailableError:
-        """Marks the server as lost; returns the error to raise."""
+    def _mark_lost(self, reason: str) -> ServerUnavailableError:
+        """Marks the server as lost, and returns the error to raise."""
         self._is_lost = True
         return ServerUnavailableError(
             f"Parameter servers must run until all workers are done. Received: ps {self.number} "
@@ -276,7 +276,7 @@ class ServerConnection:
 
         Args:
           body: creates operations and returns tensors.
-          lock: the lock to hold. None is the lock of all updates of variables.
+          lock: the lock to hold. None is the lock for all updates of variables.
           changes: whether the operations change anything on the server.
 
         Returns:
@@ -298,17 +298,16 @@ def _function_call_options(options: FunctionCallOptions | None) -> Iterator[None
 
 
 def close(sessions: Sequence[Session], server: ServerConnection) -> None:
-    """Closes sessions with a server, and waits until no thread is in a call of them.
+    """Closes sessions with a server, and waits until no thread is in a call to them.
 
-    Waits hardly for a server that is gone, and for one that is there up to a minute, or
-    `--step-timeout` if that is shorter.
+    Hardly waits if the server is gone; otherwise, up to a minute or a shorter `--step-timeout`.
 
     Args:
       sessions: the sessions.
       server: their server.
     """
-    # Otherwise TensorFlow closes them when Python exits, and waits for a server that is gone. For
-    # the callers, see [Note: the end of the interpreter] in utils/background_thread.py.
+    # Otherwise TensorFlow would close them when Python exits, and wait for a server that is gone.
+    # For the callers, see [Note: the end of the interpreter] in utils/background_thread.py.
     threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
     for thread in threads:
         thread.start()
@@ -353,13 +352,13 @@ class ServerGroup:
         """Calls a function with each server in parallel; returns the results by server number."""
         if len(self.servers) == 1:
             return [action(self.servers[0])]
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # Not a thread pool: it is shut down when the script ends, before the last updates are sent.
+        responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # Not in a thread pool: Python shuts it down before the last updates are sent.
         for server in self.servers:
-            answer_in_thread(answers, server.number, functools.partial(action, server))
+            call_in_thread(responses, server.number, functools.partial(action, server))
         results: dict[int, _T] = {}
         for _ in self.servers:
-            number, result, error = answers.get()
+            number, result, error = responses.get()
             if error is not None:
                 raise error
             results[number] = result
@@ -376,20 +375,20 @@ def leader(number: int, present: Sequence[bool]) -> int:
     return next(rank for rank in ranks if present[rank])
 
 
-def answer_in_thread(answers: queue.SimpleQueue[Any], key: Any, call: Callable[[], Any]) -> None:
+def call_in_thread(results: queue.SimpleQueue[Any], key: Any, call: Callable[[], Any]) -> None:
     """Makes a call in a thread, which puts the key, the result and the error into a queue."""
 
-    def put_answer() -> None:
+    def put_result() -> None:
         try:
-            answers.put((key, call(), None))
+            results.put((key, call(), None))
         except BaseException as error:
-            answers.put((key, None, error))
+            results.put((key, None, error))
 
-    threading.Thread(target=put_answer, daemon=True).start()
+    threading.Thread(target=put_result, daemon=True).start()
 
 
-def state_of(address: Address) -> str:
-    """Returns the state of an address: "taken" (something listens), "closed" or "unreachable"."""
+def address_state(address: Address) -> str:
+    """Returns the state of an address: "taken" (a process listens), "closed" or "unreachable"."""
     return connect([address], _ANSWER_SECONDS)[address].state
 
 
@@ -425,8 +424,8 @@ def _wait_for_servers(cluster: ClusterSpec, task: Task, timeout: float) -> None:
         lambda: ", ".join(f"{server} ({cluster.addresses[server]})" for server in missing),
         lambda names: (
             f"All parameter servers must answer within {timeout:g} s. Received at "
-            f"{task}: no answer from {names}. Start 'python -m strategies.serve' as each of "
-            "them, as 'tf-config run' does, and see that its address is open."
+            f"{task}: no answer from {names}. Start 'python -m strategies.serve' for each of them "
+            "('tf-config run' does this), and check that their addresses can be reached."
         ),
         timeout,
         waiter=task,

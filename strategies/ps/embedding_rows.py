@@ -1,8 +1,8 @@
 """Embedding tables on the servers: their variables in a worker, and updates of their rows.
 
-In a worker each row has a global number, `row * servers + server`, where `row` is its number on its
-server. The worker sends the numbers of the rows in view with their gradients; each server puts its
-own rows in view and runs the optimizer's update on them.
+In a worker, each row has a global number, `row * servers + server`, where `row` is its number on
+its server. The worker sends the numbers of the rows in view with their gradients; each server puts
+its own rows in view and runs the optimizer's update on them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RemoteRowVariable(RowVariable):
 
     @property
     def view(self) -> RowView:
-        """The rows in view: during a server's update the server's rows, otherwise global ones."""
+        """The rows in view: in an update on a server, that server's rows; otherwise global ones."""
         server = current_server()
         return self._rows_in_view if server is None else self._parts[server].view
 
@@ -69,8 +69,8 @@ class RemoteRowVariable(RowVariable):
         if server is None:
             raise ValueError(
                 "A worker cannot read or change the variable of an embedding whose rows are on "
-                f"parameter servers. Received: {self.name!r}. Read rows with the layer's rows, and "
-                "set them with set_rows."
+                f"parameter servers. Received: {self.name!r}. Read rows with layer.rows, and set "
+                "them with layer.set_rows."
             )
         return self._parts[server].table
 
@@ -78,7 +78,7 @@ class RemoteRowVariable(RowVariable):
         """Returns the rows in view to an optimizer, on a server or in a worker's program.
 
         Raises:
-          ValueError: if it is not an optimizer that reads.
+          ValueError: if the reader is not an optimizer.
         """
         if current_server() is None and super()._is_updating():
             return self.token()
@@ -91,7 +91,7 @@ class RemoteRowVariable(RowVariable):
     def remove_former_slots(self) -> None:
         """Does nothing: slot variables on the servers belong to other workers as well.
 
-        Saves leave them out; see `RowStore.saved_slots`.
+        They are not saved; see `RowStore.saved_slots`.
         """
 
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
@@ -114,7 +114,7 @@ class RowUpdate(VariableUpdate):
             view.mark_applied()
         self._owners = global_rows % self.variable.servers
         self._rows = global_rows // self.variable.servers
-        # Without per-row arguments, a tensor of width 0 still carries the row numbers.
+        # If there are no per-row arguments, a tensor of width 0 still carries the row numbers.
         self._in_view = [self._dense(leaf) for leaf in in_view] or [
             tf.zeros([tf.size(global_rows), 0])
         ]

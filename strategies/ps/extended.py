@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.ordered_calls import OrderedCalls
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import is_iterations, is_optimizer, optimizer_of, path_of
 from strategies.compat.tensorflow import (
     ResourceVariable,
@@ -57,7 +57,7 @@ from strategies.ps.variables import (
 from strategies.reduction import ReductionOptions
 from strategies.utils.devices import HOST
 from strategies.variables.on_read_variable import keep_state_per_replica
-from strategies.variables.row_variable import table_asked_for
+from strategies.variables.row_variable import requested_table
 
 
 class ParameterServerExtended(ReplicatedExtended):
@@ -65,16 +65,16 @@ class ParameterServerExtended(ReplicatedExtended):
 
     [Note: the updates of a step]
     An optimizer updates variables one by one, but a server makes all updates of a step at once. So
-    an update is only recorded while the step is traced (`_record`), and all are sent together
-    (`_flush`): when the optimizer counts its step, which is the last thing that it does, and at
-    the end of the step for what no optimizer has changed. In between, a worker's copy is older
-    than what the step has made of the variable, so it can be neither read nor assigned
-    (`check_read`, `_record`). What is recorded are tensors of one graph: an optimizer that updates
-    in a branch of `tf.cond` would leave tensors of the branch behind (`_enter_graph`).
+    while a step is traced, updates are only recorded (`_record`), and all are sent together
+    (`_flush`): when the optimizer increments its step counter, which it does last, and at the end
+    of the step for variables that no optimizer has changed. In between, a worker's copy lacks the
+    step's update, so it can be neither read nor assigned (`check_read`, `_record`). The recorded
+    tensors must belong to one graph: an optimizer that updates in a branch of `tf.cond` would leave
+    tensors of the branch behind (`_enter_graph`).
 
-    Variables that the worker itself changes, because it has an optimizer of its own or because
-    they are a layer's state, are changed at once, and noted in `_touched`: at the end of the step,
-    or when a local optimizer's exchange is due, the servers get the difference.
+    Variables that the worker itself changes, because it has its own optimizer or because they are a
+    layer's state, are changed immediately and recorded in `_touched`: at the end of the step, or
+    when a local optimizer's exchange is due, the difference is sent to the servers.
 
     Args:
       strategy: the strategy that this object implements.
@@ -138,7 +138,7 @@ class ParameterServerExtended(ReplicatedExtended):
     def _weights_of_replicas(self) -> list[tf.Tensor] | None:
         weights = super()._weights_of_replicas()
         if weights is None and self.in_step:
-            # A mean is taken over the workers that are present.
+            # Means are taken over the workers that are present.
             return [tf.constant(1.0) for _ in self._devices]
         return weights
 
@@ -149,29 +149,29 @@ class ParameterServerExtended(ReplicatedExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Creates a variable: on the servers, with a copy here, or on this worker alone.
+        """Creates a variable on the servers with a copy on this worker, or on this worker only.
 
-        The order matters, because a variable may fit several cases. Slot variables come with the
-        variable that they belong to. They are on the servers exactly if the optimizer runs there.
+        The order matters, because a variable may fit several cases. A slot variable is where its
+        variable is, but on the servers only if the optimizer runs there.
         """
         kwargs = keep_state_per_replica(
             kwargs if self.in_step else normalize_state_arguments(kwargs)
         )
-        beside = kwargs.get("colocate_with")
+        neighbour = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        is_of_rows = isinstance(beside, RemoteRowVariable) or table_asked_for(kwargs) is not None
-        if is_own or is_of_rows:
+        has_rows = isinstance(neighbour, RemoteRowVariable) or requested_table(kwargs) is not None
+        if is_own or has_rows:
             return super()._create_variable(next_creator, **kwargs)
-        if isinstance(beside, SharedVariable) and not self.update_mode.has_local_optimizer:
+        if isinstance(neighbour, SharedVariable) and not self.update_mode.has_local_optimizer:
             with tf.init_scope():
-                return self._create_slot(beside, kwargs)
-        if beside is not None and not isinstance(beside, tf.Variable):
+                return self._create_slot(neighbour, kwargs)
+        if neighbour is not None and not isinstance(neighbour, tf.Variable):
             return super()._create_variable(next_creator, **kwargs)
         kind = variable_kind(kwargs, self.update_mode.has_local_optimizer, self.in_step)
         if kind is VariableKind.LOCAL:
-            made = super()._create_variable(next_creator, **kwargs)
+            local = super()._create_variable(next_creator, **kwargs)
             cls = LocalCounterVariable if is_iterations(kwargs) else LocalVariable
-            return cls(made.distribute_strategy, made.values, made.aggregation)
+            return cls(local.distribute_strategy, local.values, local.aggregation)
         with tf.init_scope():
             return self._create_shared(kind, next_creator, kwargs)
 
@@ -185,12 +185,12 @@ class ParameterServerExtended(ReplicatedExtended):
             is_counter=kind is VariableKind.COUNTER, path=path_of(name),
             is_logged=kind is VariableKind.WEIGHT and not self.update_mode.has_local_optimizer,
         )  # fmt: skip
-        # A worker that comes late, or again, begins with what the others have trained.
+        # A worker that starts late, or is restarted, begins with the others' values.
         present = initial if remote.is_new else self.registry.read_slices(remote)
         kwargs = {**kwargs, "initial_value": tf.constant(present, remote.dtype)}
-        made = super()._create_variable(next_creator, **kwargs)
+        copy = super()._create_variable(next_creator, **kwargs)
         cls = CounterVariable if kind is VariableKind.COUNTER else SharedVariable
-        shared = cls(made.distribute_strategy, made.values, made.aggregation)
+        shared = cls(copy.distribute_strategy, copy.values, copy.aggregation)
         shared.remote, shared.kind, shared.base = remote, kind, None
         if kind is VariableKind.STATE or self.update_mode.has_local_optimizer:
             # The value that the copy and the servers last had in common.
@@ -202,18 +202,18 @@ class ParameterServerExtended(ReplicatedExtended):
         self._shared_variables.append(weakref.ref(shared))
         return shared
 
-    def _create_slot(self, beside: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
+    def _create_slot(self, neighbour: SharedVariable, kwargs: dict[str, Any]) -> SlotVariable:
         initial = initial_value(kwargs)
         remote = self.registry.add(
             kwargs.get("name") or "slot", initial.shape, tf.as_dtype(initial.dtype),
-            lambda: initial, beside=beside.remote,
+            lambda: initial, beside=neighbour.remote,
         )  # fmt: skip
         # TensorFlow's class needs a component. This one is never initialized and takes no memory.
         with tf.device(HOST):
-            stand_in = UninitializedVariable(
+            component = UninitializedVariable(
                 trainable=False, shape=initial.shape, dtype=remote.dtype, name=kwargs.get("name")
             )
-        slot = SlotVariable(self._container_strategy(), [stand_in], tf.VariableAggregation.NONE)
+        slot = SlotVariable(self._container_strategy(), [component], tf.VariableAggregation.NONE)
         slot.remote, slot.registry = remote, self.registry
         return slot
 
@@ -231,7 +231,7 @@ class ParameterServerExtended(ReplicatedExtended):
         try:
             return super()._call_for_each_replica(fn, args, kwargs)
         except BaseException:
-            # Or the next step would send what is left of this one.
+            # Otherwise the next step would send what this one has recorded.
             self._updates, self._counts, self._touched = [], [], {}
             raise
         finally:
@@ -286,9 +286,10 @@ class ParameterServerExtended(ReplicatedExtended):
             return var.update_copy(fn, value, **kwargs)
         if not self._is_updated_on_servers(var):
             self._touched[id(var)] = var
-            return var.update_copy(self.where_examples(fn), value, **kwargs)
-        if is_assignment(fn) and not self._is_recorded(var) and innermost(is_optimizer) is not None:
-            # Weight decay such as Muon's, computed from a copy that may lack others' updates.
+            return var.update_copy(self.skip_without_examples(fn), value, **kwargs)
+        is_from_optimizer = innermost_self(is_optimizer) is not None
+        if is_assignment(fn) and not self._is_recorded(var) and is_from_optimizer:
+            # Weight decay such as Muon's, from a copy that may lack others' updates.
             return self._add(var, tf.cast(value, var.dtype) - local_copy(var))
         if self._use_merge_call():
             check_aggregation(var)
@@ -307,44 +308,45 @@ class ParameterServerExtended(ReplicatedExtended):
         return var
 
     def _has_examples(self) -> tf.Tensor | None:
-        """Returns whether this worker's part of a step has examples; None if it certainly has.
+        """Returns whether this worker has examples in a step; None if updates always run.
 
-        In "sync" it is certain, because a step is common to all workers.
+        In "sync", an update always runs, because a step is common to all workers.
         """
         weights = None if self.in_step else self._weights_of_replicas()
         if weights is None or any(tf.get_static_value(weight) for weight in weights):
             return None
         return tf.add_n(weights) > 0
 
-    def in_own_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns an update of what the worker itself trains, which a step without examples skips.
+    def skip_local_without_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns an update of a variable that the worker itself trains, skipped without examples.
 
-        Otherwise, momentum and weight decay would change it. Accumulated gradients may be due.
+        Otherwise, momentum and weight decay would change the variable. With gradient accumulation,
+        it is not skipped, because accumulated gradients may be due.
         """
-        accumulated = getattr(innermost(is_optimizer), "gradient_accumulation_steps", None)
-        return self.where_examples(fn) if self.is_stepping() and accumulated is None else fn
+        accumulated = getattr(innermost_self(is_optimizer), "gradient_accumulation_steps", None)
+        return self.skip_without_examples(fn) if self.is_stepping() and accumulated is None else fn
 
-    def where_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that updates a copy as `fn` does, if the step has examples."""
+    def skip_without_examples(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that updates a copy as `fn` does, but only if there are examples."""
         has_examples = self._has_examples()
         return fn if has_examples is None else update_if(has_examples, fn)
 
     def _is_updated_on_servers(self, var: Any) -> bool:
-        """Returns whether the servers update a variable; if not, the worker does."""
+        """Returns whether the servers update a variable; otherwise, the worker does."""
         if not isinstance(var, SharedVariable):
             return isinstance(var, RemoteRowVariable)
         return not self.update_mode.has_local_optimizer and var.kind is not VariableKind.STATE
 
     def _change_of_copy(self, var: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the update of a variable that the worker itself makes.
+        """Returns the function with which the worker itself updates a variable.
 
-        In a step, notes that the step changes the worker's copy, for the exchange at its end.
+        In a step, also records that it changes the worker's copy, for the exchange at its end.
         """
         if not isinstance(var, SharedVariable):
             return fn
         if self.is_stepping():
             self._touched[id(var)] = var
-        return self.in_own_step(fn)
+        return self.skip_local_without_examples(fn)
 
     def _record(self, var: Any, fn: Callable[..., Any], args: Any) -> None:
         if not self._may_constrain():
@@ -364,15 +366,16 @@ class ParameterServerExtended(ReplicatedExtended):
         self._updates.append(cls(var, fn, args))
 
     def check_read(self, var: SharedVariable) -> None:
-        """Checks that a copy that is read has not been changed by the step, on the servers."""
+        """Checks that the step has not updated a variable on the servers whose copy is read."""
         if self._is_recorded(var):
-            is_constraint = self._may_constrain() and innermost(is_optimizer) is not None
+            is_constraint = self._may_constrain() and innermost_self(is_optimizer) is not None
             self._flush() if is_constraint else reject_read(var)
 
     def _may_constrain(self) -> bool:
         """Returns whether optimizers may read new values in a step, to apply constraints to them.
 
-        Nobody else may change the variable meanwhile, and float16 would not hold its new value.
+        This requires that no other worker changes the variable in between, and that values are not
+        sent as float16, which would round the new value.
         """
         return self.in_step and self._wire == tf.float32 and not self._use_merge_call()
 
@@ -380,7 +383,7 @@ class ParameterServerExtended(ReplicatedExtended):
         return any(update.variable is var for update in self._updates)
 
     def count_up(self, counter: CounterVariable, delta: Any) -> Any:
-        """Adds to a counter and sends the recorded updates: an optimizer counts its step last."""
+        """Adds to a counter and sends the recorded updates: optimizers increment it last."""
         if self._use_merge_call() and not tf.distribute.in_cross_replica_context():
             context = tf.distribute.get_replica_context()
             return context.merge_call(lambda _, value: self.count_up(counter, value), args=(delta,))
@@ -455,18 +458,18 @@ class ParameterServerExtended(ReplicatedExtended):
     def _send(
         self, updates: Sequence[VariableUpdate], counts: Sequence[tuple[CounterVariable, tf.Tensor]]
     ) -> tuple[tf.Tensor, NewValues]:
-        """Sends updates; returns whether new values were pulled, and how to get them.
+        """Sends updates; returns whether new values were pulled, and a function that returns them.
 
-        A program costs much more than a step, so a step that is traced again, such as for another
-        shape of the input, uses the program that it has.
+        Building a program takes much longer than a step, so a step that is retraced, for example
+        for another input shape, reuses its program.
         """
         counters = [counter for counter, _ in counts]
         key = tuple(u.key for u in updates), tuple(counter.remote.name for counter in counters)
         if key not in self._programs:
-            made = StepProgram(self.servers, updates, counters, self.pushes, self._wire)
-            # Without those of deleted optimizers.
+            new = StepProgram(self.servers, updates, counters, self.pushes, self._wire)
+            # Programs of deleted optimizers are dropped.
             self._programs = {k: v for k, v in self._programs.items() if are_alive(k[0])}
-            self._programs[key] = made
+            self._programs[key] = new
         program = self._programs[key]
         dtypes = [dtype.as_numpy_dtype for dtype in program.dtypes]
 
@@ -490,9 +493,9 @@ class ParameterServerExtended(ReplicatedExtended):
         tensors: Sequence[tf.Tensor],
         dtypes: Sequence[tf.DType],
     ) -> list[tf.Tensor]:
-        """Returns the results of a request to the servers, made after all before it in the program.
+        """Returns the results of a request to the servers; requests are made in program order.
 
-        Workers in step wait for one another in such requests, so all must make them in one order.
+        Workers in step wait for one another in requests, so all must make them in the same order.
 
         Args:
           name: the name of the request in the timeline of the step.
@@ -507,9 +510,9 @@ class ParameterServerExtended(ReplicatedExtended):
         )
 
     def refresh(self) -> None:
-        """Sets this worker's copies to the servers' values, read from each server at one moment.
+        """Sets this worker's copies to the servers' values, read atomically from each server.
 
-        Copies that a local optimizer trains are the worker's own and do not change.
+        Copies that a local optimizer trains belong to the worker and do not change.
         """
         self.drain()
         if self.update_mode.has_local_optimizer:

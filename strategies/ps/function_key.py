@@ -1,4 +1,4 @@
-"""Keys of graphs, derived from the functions that build them."""
+"""Cache keys of graphs, derived from the functions that build them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FUNCTIONS = frozenset({FunctionType, functools.partial})
 
 
 class Identity:
-    """The identity of an object, as a part of a key; it does not keep the object alive."""
+    """The identity of an object, as a part of a key; does not keep the object alive if possible."""
 
     def __init__(self, value: Any):
         self._id = id(value)
@@ -43,11 +43,11 @@ class Identity:
 
 
 def function_key(function: Any) -> Hashable:
-    """Returns a key that is equal for functions of the same code that have captured the same.
+    """Returns a key that is equal for functions with the same code and the same captured objects.
 
-    Numbers, text and sequences are the same if they are equal, and other objects if they are
-    identical. So a graph that was built by a function can be used in place of that of another one
-    with an equal key, as long as the captured objects have not changed.
+    Numbers, strings and sequences are the same if they are equal, and other objects if they are
+    identical. So a graph that was built by a function can be reused for another function with an
+    equal key, as long as the captured objects have not changed.
 
     >>> def scale(factor):
     ...     return lambda x: x * factor
@@ -55,9 +55,9 @@ def function_key(function: Any) -> Hashable:
     [True, False]
 
     Args:
-      function: a function of Python, a bound method, a partial application of one of them, or
-        something that a function has captured. A dictionary or array that is created anew for each
-        call makes the key another one each time.
+      function: a Python function, a bound method, a `functools.partial` of one of them, or an
+        object that a function has captured. If it captures a dictionary or array that is created
+        anew for each call, the key differs each time.
     """
     cls = type(function)
     if cls in _BY_VALUE:

@@ -17,13 +17,13 @@ class ServerDataset(ReplicaDataset):
     """A worker's shard of a dataset; in Keras's `evaluate` and `predict`, all examples.
 
     Workers that take steps together split the examples among the workers that are present and
-    combine the results. In the other modes workers do not wait for one another, so each worker
-    reads all examples and uses the servers' present values (in "geo", its own values).
+    combine the results. In the other modes, workers do not wait for one another, so each worker
+    reads all examples and uses the servers' current values (in "geo", its own values).
 
     Args:
       part: this worker's shard.
       strategy: the strategy that distributes the dataset.
-      source: the dataset of all workers; None if a function makes each worker's dataset.
+      source: the dataset of all workers; None if a function creates each worker's dataset.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServerDataset(ReplicaDataset):
         return self._strategy.extended
 
     def _evaluation_batches(self, method: str) -> tf.data.Dataset | None:
-        """Returns this worker's batches to evaluate; None stands for its shard."""
+        """Returns this worker's batches for an evaluation; None means its shard."""
         workers = self._extended.workers
         present = [workers.rank]
         if self._extended.in_step:
@@ -73,10 +73,10 @@ class ServerDataset(ReplicaDataset):
     def _warn_of_own_examples(self, method: str) -> None:
         if not self._is_warned:
             logging.warning(
-                "%s covers only the examples of worker %d, because its dataset does: it has "
-                "AutoShardPolicy.OFF, or is created by a function for each worker or from a "
-                "worker's part. Pass all examples, as arrays or as a tf.data.Dataset with another "
-                "policy, to evaluate all of them.",
+                "%s covers only the examples of worker %d, because its dataset has no others: it "
+                "has AutoShardPolicy.OFF, or was created by a function for each worker or from one "
+                "worker's part of the data. To cover all examples, pass all of them, as arrays or "
+                "as a tf.data.Dataset with another policy.",
                 method, self._extended.workers.rank,
             )  # fmt: skip
         self._is_warned = True

@@ -1,4 +1,4 @@
-"""A lock on a server, which knows whether each change made under it was completed."""
+"""A lock on a server that detects changes that were not completed under it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ INCOMPLETE_CHANGE = "A change under this lock was begun and not completed"
 class Lock:
     """A lock on a server, under which operations are atomic.
 
-    TensorFlow cancels what a server runs for a worker when the worker's connection breaks, before
-    the next call of a function or operation on a queue. If that leaves a change incomplete, all
-    later operations under the lock fail, so nobody takes half of a change for the whole. Rust's
+    When a worker's connection breaks, TensorFlow cancels the operations that a server runs for it,
+    at the next function call or queue operation. If that leaves a change incomplete, all later
+    operations under the lock fail, so that no worker reads half of a change. Rust's
     `std::sync::Mutex` calls such a lock poisoned.
 
-    Locks of the same name on a server are one lock. Created in the graph of a server.
+    Locks of the same name on a server are the same lock. Create it in the graph of a server.
 
     Args:
       name: the lock's name.

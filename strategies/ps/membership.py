@@ -10,13 +10,13 @@ from strategies.utils.devices import HOST
 # States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again.
 AWAITED, PRESENT, LEFT = 0, 1, 2
 SAME_SCRIPT = (
-    "Workers and a chief must run the same script, each with its own TF_CONFIG; one that starts "
-    "tf.distribute.Server instead does not train: remove that branch."
+    "Workers and a chief must run the same script, each with its own TF_CONFIG. A task that starts "
+    "tf.distribute.Server instead does not train: remove that branch from the script."
 )
 
 
 def worker_states(workers: int) -> ResourceVariable:
-    """Returns a new variable of the workers' states, in the graph of a server."""
+    """Creates a variable with the workers' states in the graph of a server."""
     with tf.name_scope("membership/"):
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
 
@@ -52,7 +52,7 @@ class Membership:
         self.session = Session(target, graph=self._graph)
 
     def initialize(self, number: int) -> None:
-        """Initializes the states: all workers are awaited.
+        """Initializes the states: all workers are AWAITED.
 
         Args:
           number: the server's number.

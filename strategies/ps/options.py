@@ -23,19 +23,18 @@ class ParameterServerOptions:
       placement: how variables are assigned to servers: "size", each slice to the server that
         holds the fewest bytes; "round_robin"; "hash" of a variable's path, such as
         "sequential/dense_1/kernel"; or a function that takes a variable's path, its shape and the
-        number of servers and returns a server's number. Except with "size", further slices of the
+        number of servers and returns a server's number. Except with "size", the other slices of the
         variable go to the servers after that one.
       min_slice_size: a variable of n elements has up to n // min_slice_size slices, at most one
-        per server. None keeps variables whole, for optimizers that need all of a variable at once.
+        per server. None keeps variables whole, for optimizers that need a whole variable at once.
       max_merge: in "async", the maximum number of steps that are summed into one update; 1 by
-        default. Steps that cannot be summed, such as those that assign values, are sent one by
-        one.
+        default. Steps that cannot be summed, such as those that assign values, are sent one by one.
       send_queue_size: in "async", the maximum number of steps that are queued or being sent; by
         default 1, or twice `max_merge`. 1 is enough to send while the next step is computed.
       pull_every: in "async", the number of steps sent between two pulls of the servers' values; 1
         by default.
-      geo_steps: in "geo", the number of steps between two exchanges of the variables that they
-        train; 100 by default.
+      geo_steps: in "geo", the number of steps between two exchanges of the variables that these
+        steps train; 100 by default.
       compression: "fp16" sends gradients to the servers as float16; None sends them unchanged.
 
     Raises:

@@ -49,9 +49,9 @@ class Placement:
       is the same on all workers. The fullest server exceeds the mean by less than one slice.
     * "round_robin": the server after that of the previous slice;
     * "hash": the server given by the CRC-32 of the variable's path, which is the same in every
-      process; further slices go to the servers after it;
+      process; the other slices go to the servers after it;
     * a function of the variable's path, its shape and the number of servers: the server that it
-      returns; further slices go to the servers after it.
+      returns; the other slices go to the servers after it.
 
     The path is that of Keras: the names of the layers that contain the variable and its own name,
     such as "sequential/dense_1/kernel".
@@ -59,7 +59,7 @@ class Placement:
     Args:
       servers: the number of servers.
       method: "size", "round_robin", "hash" or a function.
-      min_slice_size: a number of elements, as above. None keeps variables whole.
+      min_slice_size: the number of elements above. None keeps variables whole.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -155,7 +155,7 @@ def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], se
     kernel (5, 4): rows 0-2 on ps 0, rows 3-4 on ps 1
     ps 0: 48 bytes
     ps 1: 32 bytes
-    the fullest holds 1.20 times the mean
+    the fullest server holds 1.20 times the mean
 
     Args:
       placed: the path, shape, bytes per element and slices of each variable.
@@ -170,5 +170,5 @@ def report(placed: Sequence[tuple[str, Sequence[int], int, Sequence[Slice]]], se
         lines.append(f"{path} {tuple(shape)}: {whole if len(slices) == 1 else ', '.join(where)}")
     lines += [f"ps {number}: {size} bytes" for number, size in enumerate(load)]
     mean = sum(load) / servers
-    lines.append(f"the fullest holds {max(load) / mean if mean else 1:.2f} times the mean")
+    lines.append(f"the fullest server holds {max(load) / mean if mean else 1:.2f} times the mean")
     return "\n".join(lines)

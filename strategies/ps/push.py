@@ -13,11 +13,11 @@ class Push:
     """The data that a worker sends for one step, or for the sum of several steps.
 
     Attributes:
-      dense: for each server, one vector per dtype. A vector of float16, in which float32 values
-        travel with compression, has the mean of the steps; any other one has their sum.
+      dense: for each server, one vector per dtype. A float16 vector, in which compression sends
+        float32 values, has the mean of the steps; any other vector has their sum.
       sparse: for each server, the values and row numbers of its part of each sparse argument.
       replicated: the values that every server gets, such as the learning rate. A sum of several
-        steps has the newest ones.
+        steps has the newest values.
       counts: the increment of each counter.
       steps: the number of steps.
     """
@@ -48,7 +48,7 @@ def merge_pushes(pushes: Sequence[Push]) -> Push:
 def _sum_or_mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
     if vectors[0].dtype != np.float16:
         return _sum(vectors)
-    # A sum may be too large for float16 where no summand is. The server multiplies.
+    # A sum may overflow float16 even if no summand does, so the server multiplies the mean.
     return np.asarray(np.mean(np.stack(vectors), axis=0, dtype=np.float32), np.float16)
 
 

@@ -22,8 +22,8 @@ from strategies.ps.row_log import RowLog, has_row_log
 # Characters that TensorFlow does not allow in names.
 _NOT_IN_NAMES = r"[^A-Za-z0-9_.\\/>-]"
 _POLL_SECONDS = 0.02
-# TensorFlow processes a whole graph, and sends all of its functions, whenever something new in it
-# runs: with all variables in one graph, the time to create n of them was proportional to n * n.
+# TensorFlow processes a whole graph, and sends all of its functions, whenever new operations in it
+# run: with all variables in one graph, the time to create n of them was proportional to n * n.
 _VARIABLES_OF_A_CONNECTION = 8
 
 
@@ -33,7 +33,7 @@ class RemoteVariable:
 
     Attributes:
       name: a unique name, the same on all workers.
-      path: the names of the variable's layers and its own name, as the user knows it.
+      path: the names of the variable's layers and its own name, for the user.
       shape: the variable's shape.
       dtype: the variable's dtype.
       slices: the variable's rows on the servers. A counter has one slice per server, a copy of it.
@@ -92,7 +92,7 @@ class VariableRegistry:
         self._names = itertools.count()
 
     def new_name(self, what: str) -> str:
-        """Returns a new name for something other than a variable, the same on all workers."""
+        """Returns a new name for an object other than a variable, the same on all workers."""
         return f"{what}/{next(self._names)}"
 
     def add(
@@ -118,7 +118,7 @@ class VariableRegistry:
           initial: returns the initial value.
           beside: a variable of the same shape, next to whose slices the slices are placed.
           is_counter: whether each server holds a copy of the whole variable.
-          path: the path used for the placement and in messages; None stands for `name`.
+          path: the path used for the placement and in messages; None means `name`.
           is_logged: whether the servers log which rows change, if there are many.
 
         Raises:
@@ -168,17 +168,17 @@ class VariableRegistry:
         )
 
     def _is_initialized(self, variable: RemoteVariable) -> bool:
-        def ask(server: ServerConnection) -> bool:
+        def query(server: ServerConnection) -> bool:
             numbers = variable.slices_on(server.number)
             if not numbers:
                 return True
             connection = variable.io[server.number]
-            questions = connection.build_once(
+            flags = connection.build_once(
                 lambda: [_part(variable, n, connection).is_initialized() for n in numbers]
             )
-            return all(connection.run(questions, idempotent=True))
+            return all(connection.run(flags, idempotent=True))
 
-        return all(self._servers.each(ask))
+        return all(self._servers.each(query))
 
     def write(self, variable: RemoteVariable, value: Any) -> None:
         """Assigns a value to a variable on all of its servers."""
@@ -198,11 +198,11 @@ class VariableRegistry:
         self._servers.each(assign)
 
     def read(self, variables: Sequence[RemoteVariable]) -> list[np.ndarray]:
-        """Returns the present values of variables, read from each server at one moment."""
+        """Returns the current values of variables, read atomically from each server."""
         return self._read(list(variables), is_locked=True)
 
     def read_slices(self, variable: RemoteVariable) -> np.ndarray:
-        """Returns the present value of a variable, each slice read at one moment.
+        """Returns the current value of a variable, of which each slice is read atomically.
 
         The first call for a variable is faster than that of `read`, because it builds no function.
         """
@@ -210,7 +210,7 @@ class VariableRegistry:
 
     def _read(self, variables: list[RemoteVariable], is_locked: bool) -> list[np.ndarray]:
 
-        def ask(server: ServerConnection) -> dict[tuple[int, int], np.ndarray]:
+        def read_from(server: ServerConnection) -> dict[tuple[int, int], np.ndarray]:
             keys = [
                 (n, number)
                 for n, one in enumerate(variables)
@@ -234,8 +234,8 @@ class VariableRegistry:
             return dict(zip(keys, connection.run(results, idempotent=True), strict=True))
 
         arrays: dict[tuple[int, int], np.ndarray] = {}
-        for answers in self._servers.each(ask):
-            arrays.update(answers)
+        for results in self._servers.each(read_from):
+            arrays.update(results)
         return [self._assemble(one, n, arrays) for n, one in enumerate(variables)]
 
     def _reader(
@@ -311,7 +311,7 @@ def _name_on_server(variable: RemoteVariable, number: int) -> str:
 def _assignment(
     variable: RemoteVariable, server: ServerConnection, is_locked: bool
 ) -> tuple[list[Any], tf.Operation]:
-    """Adds an assignment of a variable's slices on a server; returns its placeholders and it."""
+    """Adds an assignment of a variable's slices on a server; returns placeholders and operation."""
     numbers = variable.slices_on(server.number)
     parts = [_part(variable, number, server) for number in numbers]
     logs = [log for number in numbers for log in _logs(variable, number, server)]

@@ -1,7 +1,7 @@
-"""The rows of a variable that changed last, which a server logs so that workers pull only these.
+"""A server's log of the rows of a variable that changed, so that workers pull only these.
 
-Most rows of an embedding do not change in a step. A worker tells the server up to which change its
-copy is up to date, and the server returns the rows that have changed since.
+Most rows of an embedding do not change in a step. A worker sends the position in the log up to
+which its copy is current, and the server returns the rows that have changed since.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RowLog:
     """A log of the rows of a slice that changed, in a ring buffer on the server of the slice.
 
     The position of the log is the number of entries ever made. A copy that lacks more entries than
-    the buffer has is pulled as a whole. All methods but `clear` are called in functions that hold
-    the server's lock.
+    the buffer holds is pulled as a whole. All methods except `clear` must be called in functions
+    that hold the server's lock.
 
     Args:
       name: the name of the slice's variable on the server.
@@ -56,7 +56,7 @@ class RowLog:
         )
 
     def clear(self) -> list[tf.Operation]:
-        """Returns the operations that make the log empty, before anything uses the slice."""
+        """Returns operations that empty the log; they must run before the slice is used."""
         return [
             self._entries.assign(tf.zeros([self._capacity], tf.int64), read_value=False),
             self._position.assign(tf.zeros([], tf.int64), read_value=False),
@@ -69,8 +69,8 @@ class RowLog:
           rows: their numbers in the slice, int64 [count]; one may occur several times.
         """
         position, count = self._position.read_value(), tf.size(rows, tf.int64)
-        # If there are more than the buffer holds, it does not matter which of them stay in it:
-        # every copy lacks more entries than it has.
+        # If there are more rows than the buffer holds, it does not matter which of them stay in it:
+        # every copy then lacks more entries than the buffer holds.
         places = (position + tf.range(count)) % self._capacity
         self._entries.scatter_update(tf.IndexedSlices(rows, places))
         self._position.assign(position + count, read_value=False)
@@ -78,12 +78,12 @@ class RowLog:
     def add_all(self) -> None:
         """Logs that all rows may have changed.
 
-        The position moves further than the buffer is long, so that every copy is pulled as a whole.
+        The position moves by more than the buffer's length, so that copies are pulled as a whole.
         """
         self._position.assign_add(self._capacity + 1, read_value=False)
 
     def since(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the numbers of the rows that changed after a position, and the present position.
+        """Returns the numbers of the rows that changed after a position, and the current position.
 
         Args:
           position: a former position of this log or `NEVER`, int64 scalar.
@@ -100,18 +100,18 @@ class RowLog:
 
 
 def trace_changed_rows(update: Callable[[], Any], variable: ResourceVariable) -> tf.Tensor | None:
-    """Adds an update to the function that is being traced; returns which rows it changes.
+    """Adds an update to the function being traced; returns which rows it changes.
 
-    It is read off the operations that the update consists of, and so is known of any optimizer.
-    An operation that is neither known to read nor to write rows is taken to write all of them: a
-    row that is logged in vain is pulled in vain, but one that is missing stays wrong on a worker.
+    The rows are derived from the update's operations, so this works for any optimizer. An operation
+    that is not known to read or to write rows is assumed to write all of them: a row that is logged
+    unnecessarily is only pulled unnecessarily, but a row that is missing stays wrong on a worker.
 
     Args:
-      update: makes the update.
+      update: creates the operations of the update.
       variable: the variable that it changes.
 
     Returns:
-      The numbers of the rows, int64 [count], some perhaps several times. None if the update may
+      The numbers of the rows, int64 [count], possibly with repetitions. None if the update may
       change all rows.
     """
     graph = tf.compat.v1.get_default_graph()

@@ -1,25 +1,25 @@
-"""The numbers of a worker's calls, by which a server makes each of them once.
+"""Sequence numbers of a worker's calls, with which a server makes each change exactly once.
 
 [Note: exactly-once updates]
 If a connection breaks after a server has received a call, TensorFlow sends the call again, and the
-server rejects it, since it has received it twice. So the worker knows that the call arrived, but
-neither whether it was completed nor what it returned: `ResponseLostError`. What follows depends on
-the call.
+server rejects it because it has already received it. So the worker knows that the call arrived, but
+neither whether it was completed nor what it returned: `ResponseLostError`. What happens next
+depends on the call.
 
 * A call that only reads is repeated (`idempotent=True`).
 * A push is repeated, too, because it has a number, and the server compares the number with the one
-  that it has stored for this worker and program (`SequenceNumber.change_once`). The repetition of a
-  push that was made changes nothing and returns the present values.
-* At a barrier a worker deposits its value, and takes the results out of its queue. Both have
+  that it has stored for this worker and program (`SequenceNumber.change_once`). Repeating a push
+  that was completed changes nothing and returns the current values.
+* At a barrier, a worker deposits its value and takes the results out of its queue. Both have
   numbers, and the results are kept on the server until the worker takes the next ones; see
   `Barrier.__call__`.
 * Other calls end the worker with the error.
 
 This requires that
 * the number is set in the critical section of the change. If the connection breaks in the middle of
-  it, TensorFlow cancels what is left, and the lock refuses all calls from then on; see `Lock`.
-* the numbers increase in the order in which calls arrive: no two threads make calls of one program.
-* a worker that is started again has numbers of its own, from 1: the name on the server is random.
+  it, TensorFlow cancels the rest, and the lock refuses all later calls; see `Lock`.
+* the numbers increase in the order in which calls arrive: only one thread makes calls of a program.
+* a restarted worker has its own numbers, from 1: the name on the server is random.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import tensorflow as tf
 
 
 class SequenceNumber:
-    """Number of the last of one worker's calls that a server has made; 0 before the first.
+    """The number of a worker's last call that a server has completed; 0 before the first.
 
-    Created in the graph of a server.
+    Create it in the graph of a server.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class SequenceNumber:
         return tf.raw_ops.AssignVariableOp(resource=self._handle, value=number)
 
     def change_once(self, number: tf.Tensor, change: Callable[[], Any]) -> None:
-        """Makes a change and sets the number, unless the number shows that it has been made.
+        """Makes a change and sets the number, unless the number shows that it was already made.
 
         Args:
-          number: the number of the call, int64. It is larger than those of earlier calls.
+          number: the number of the call, int64, larger than those of earlier calls.
           change: creates the operations of the change.
         """
 

@@ -1,22 +1,22 @@
 """The updates of one training step, compiled into one operation on each server.
 
 An optimizer updates variables one by one, each with its own function. The functions and their
-arguments are recorded until the step is complete. Then each server gets one function that makes
-its part of all updates at once. Gradients are sliced like their variables and sent to a server as
-one vector per dtype.
+arguments are recorded until the step is complete. Then each server gets a single function that
+makes its part of all updates at once. Gradients are sliced like their variables and sent to a
+server as one vector per dtype.
 
-The new values are pulled as one vector per dtype, too. Only variables with many rows of which the
-updates change some, such as those of an embedding, are pulled by rows: those rows that have changed
-since the worker's copy was assigned last.
+The new values are pulled as one vector per dtype, too. Variables with many rows of which updates
+change only some, such as those of an embedding, are pulled by rows instead: only the rows that have
+changed since the worker's copy was last assigned.
 
 [Note: the order of arguments]
-Nothing that is sent has a name: a worker sends a list of arrays, and what each one is follows from
-its place. `pack` and `push_from`, the placeholders of `_build`, and `_apply` all go through the
-updates in one order. For each server: the dense arguments, as one vector per dtype, by update,
-slice and argument (`_segments`); the sparse ones, in the same way; those of embedding rows. Then,
-for all servers: the replicated arguments; the worker's own variables, in the order in which updates
-read them first; the counts. A change of the order in one of these places mixes up the gradients of
-variables that have the same shape, and nothing fails.
+The data that a worker sends have no names: they are a list of arrays, whose meaning follows from
+their position. `pack` and `push_from`, the placeholders of `_build`, and `_apply` all go through
+the updates in the same order. For each server: the dense arguments, as one vector per dtype, by
+update, slice and argument (`_segments`); the sparse arguments, in the same way; those of embedding
+rows. Then, for all servers: the replicated arguments; the worker's own variables, in the order in
+which updates first read them; the counts. If the order is changed in only one of these places,
+gradients of variables with the same shape are mixed up, and no error is raised.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class ServerProgram:
         row numbers.
       replicated: the arguments that all servers get.
       counts: the increments of the counters.
-      steps: the number of steps that a push is the sum of.
+      steps: the number of steps that are summed in a push.
       number: the number of the push; see [Note: exactly-once updates] in ps/sequence_number.py.
       local_values: the worker's own variables that the updates read, by their number among those
         of all servers.
       numbers: the numbers of future pushes.
       push: applies the updates.
-      push_and_pull: the new values after that, read in the same critical section.
-      pull: the present values, without the updates.
+      push_and_pull: the new values after the updates, read in the same critical section.
+      pull: the current values, without the updates.
     """
 
     dense: list[tf.Tensor]
@@ -82,7 +82,7 @@ class ServerProgram:
 
 
 class _Received:
-    """What a server has received, as it is taken by one update after the other.
+    """The arguments that a server has received, from which each update takes its own in turn.
 
     See [Note: the order of arguments].
 
@@ -177,7 +177,7 @@ class StepProgram:
         self._pulled_dtypes = sorted(
             {v.dtype for v in self.variables}, key=lambda dtype: dtype.name
         )
-        # The slices that are pulled by rows, which is known once their updates are traced.
+        # The slices that are pulled by rows; known only after their updates are traced.
         self._slices_of_rows: set[tuple[str, int]] = set()
         # Created before the servers' graphs are entered.
         self._positions = {
@@ -240,8 +240,8 @@ class StepProgram:
         """Returns the values of a server's placeholders, and the next number for the push.
 
         Pushes of one program are sent one after the other: by the thread that makes the step's
-        calls in order, or by that of "async". A push that overtook another one would have the
-        higher number, and the server would take the other one for a repetition.
+        calls in order, or by that of "async". If a push overtook another one, the server would
+        take the latter, which has the lower number, for a repetition.
         """
         program = self._server_programs[server]
         feeds = dict(zip(program.dense, push.dense[server], strict=True))
@@ -255,7 +255,7 @@ class StepProgram:
         return feeds
 
     def local_feeds(self, push: Push, server: int) -> dict[tf.Tensor, np.ndarray]:
-        """Returns those values of a server's placeholders that a pull needs."""
+        """Returns the values of the placeholders of a server that a pull needs."""
         program = self._server_programs[server]
         local = push.replicated[len(program.replicated) :]
         return {place: local[number] for number, place in program.local_values.items()}
@@ -273,7 +273,7 @@ class StepProgram:
         return server.run(program.push_and_pull, self.feeds(push, server.number), idempotent=True)
 
     def pull(self, push: Push, server: ServerConnection) -> list[np.ndarray]:
-        """Returns the present values on a server, without applying the updates of a push."""
+        """Returns the current values on a server, without applying the updates of a push."""
         program = self._server_programs[server.number]
         return server.run(program.pull, self.local_feeds(push, server.number), idempotent=True)
 
@@ -282,7 +282,7 @@ class StepProgram:
         return self._server_programs[server.number]
 
     def add_pull(self, server: ServerConnection) -> list[tf.Tensor]:
-        """Adds a pull to a server's graph, where it waits for control dependencies."""
+        """Adds a pull to a server's graph, with the control dependencies of the caller."""
         program = self._server_programs[server.number]
         return server.locked(lambda: self._read(server, program), changes=False)[1]
 
@@ -290,7 +290,7 @@ class StepProgram:
 
     @property
     def dtypes(self) -> list[tf.DType]:
-        """The dtypes of what all servers return, one server after the other.
+        """The dtypes of the tensors that all servers return, one server after the other.
 
         A server returns one vector per dtype, the counts, and for each slice that is pulled by rows
         the numbers of the rows, their values, and the positions of the log since which they changed
@@ -381,10 +381,10 @@ class StepProgram:
             is_sparse = any(update.transfer(leaf) is Transfer.SPARSE for leaf in update.leaves)
             if is_sparse and remote.logs and (remote.name, 0) not in self._slices_of_rows:
                 logging.warning(
-                    "Workers can pull only the changed rows of a variable if a step changes no "
-                    "other rows. Received: an optimizer that changes all rows of %r, %s, so %.0f "
-                    "MB are pulled at a time. Use strategies.DistributedEmbedding, or SGD without "
-                    "momentum or weight decay.",
+                    "Workers can pull only the changed rows of a variable if a step does not "
+                    "change the others. Received: an optimizer that changes all rows of %r, %s, so "
+                    "%.0f MB are pulled each time. Use strategies.DistributedEmbedding, or SGD "
+                    "without momentum or weight decay.",
                     remote.path, list(remote.shape), megabytes,
                 )  # fmt: skip
 
@@ -395,18 +395,18 @@ class StepProgram:
             program = self._new_program(server)
 
         def body() -> list[tf.Tensor]:
-            # The values are read even if the push is a repetition, whose first answer was lost.
+            # The values are also read if the push is a repetition: the first response was lost.
             last.change_once(program.number, lambda: self._apply(server, program))
             return self._read(server, program)
 
-        # The order matters: only tracing `_apply` shows which slices are pulled by rows, and which
+        # The order matters: tracing `_apply` determines which slices are pulled by rows, and which
         # of the worker's own variables the updates read.
         program.push, program.push_and_pull = server.locked(body)
         _, program.pull = server.locked(lambda: self._read(server, program), changes=False)
         return program
 
     def _new_program(self, server: ServerConnection) -> ServerProgram:
-        """Returns a program that has placeholders only."""
+        """Creates a program with placeholders only."""
         placeholder = tf.compat.v1.placeholder
         sparse = [
             (
@@ -428,11 +428,11 @@ class StepProgram:
         )
 
     def _apply(self, server: ServerConnection, program: ServerProgram) -> None:
-        """Adds a server's part of all updates to the function that is being traced.
+        """Adds a server's part of all updates to the function being traced.
 
-        The optimizer's own function runs for each slice that the server holds. While it runs, a
-        view is active, in which the worker's variable and its slot variables stand for their parts
-        on the server.
+        The optimizer's own function is called for each slice that the server holds. During the
+        call, a view is active, in which the worker's variable and its slot variables stand for
+        their parts on the server.
         """
         received = self._receive(server, program)
         changed: dict[tuple[str, int], list[tf.Tensor | None]] = {}
@@ -456,13 +456,13 @@ class StepProgram:
         self._count(server, program)
 
     def _receive(self, server: ServerConnection, program: ServerProgram) -> _Received:
-        """Returns what the placeholders of a program receive, cut into pieces."""
+        """Returns the values of a program's placeholders, split into pieces."""
         sizes: dict[tf.DType, list[int]] = {dtype: [] for dtype in self._dtypes}
         for u, leaf, number in self._segments(self._updates, server, Transfer.DENSE):
             sizes[u.leaves[leaf].dtype].append(math.prod(u.variable.remote.shape_of(number)))
         dense = {}
         for dtype, vector in zip(self._dtypes, program.dense, strict=True):
-            # A sum of several steps may be too large for float16, so their mean was sent.
+            # A sum of several steps may overflow float16, so their mean was sent.
             is_mean = vector.dtype == tf.float16
             vector = tf.ensure_shape(tf.cast(vector, dtype), [sum(sizes[dtype])])
             vector = vector * tf.cast(program.steps, dtype) if is_mean else vector
@@ -491,8 +491,8 @@ class StepProgram:
     def _log_changes(self, changed: dict[tuple[str, int], list[tf.Tensor | None]]) -> None:
         """Logs which rows of each slice the updates change.
 
-        In the critical section of the change: a worker that pulled in between would take the
-        position of the log for one that includes rows whose new values it does not have.
+        This is done in the critical section of the change: a worker that pulled in between would
+        take the log's position as including rows whose new values it does not have.
         """
         logs = {
             (variable.remote.name, number): log
@@ -512,13 +512,13 @@ class StepProgram:
     ) -> tf.Tensor:
         """Returns the placeholder of one of the worker's own variables, such as a learning rate.
 
-        All servers number them alike, in the list that `pack` sends to each of them.
+        Their numbers, in the list that `pack` sends to each server, are the same for all servers.
         """
-        known = [id(one) for one in self._locals]
-        if id(variable) not in known:
+        ids = [id(one) for one in self._locals]
+        if id(variable) not in ids:
             self._locals.append(variable)
-            known.append(id(variable))
-        number = known.index(id(variable))
+            ids.append(id(variable))
+        number = ids.index(id(variable))
         if number not in program.local_values:
             with server.building():
                 program.local_values[number] = tf.compat.v1.placeholder(
@@ -527,7 +527,7 @@ class StepProgram:
         return program.local_values[number]
 
     def _read(self, server: ServerConnection, program: ServerProgram) -> list[tf.Tensor]:
-        """Returns a server's present values, in the form that `dtypes` describes."""
+        """Returns a server's current values, in the form that `dtypes` describes."""
         vectors = []
         for dtype in self._pulled_dtypes:
             parts = [
@@ -553,7 +553,7 @@ class StepProgram:
 def _rows_in_slice(
     slices: tf.IndexedSlices, remote: RemoteVariable, number: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the values that belong to one slice and their row numbers in it."""
+    """Returns the values that belong to one slice, and their row numbers in it."""
     part = remote.slices[number]
     indices = tf.cast(slices.indices, tf.int64)
     is_inside = (indices >= part.start) & (indices < part.stop)

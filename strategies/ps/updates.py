@@ -27,11 +27,11 @@ class Transfer(enum.Enum):
     """How an argument of an update gets to the servers.
 
     Attributes:
-      DENSE: each server gets its slices, of all such arguments as one vector per dtype.
-      SPARSE: each server gets those rows that belong to its slices, and their numbers.
-      IN_VIEW: each server gets its own rows of those in view, and their numbers.
-      REPLICATED: all servers get it. Of several steps that are merged, the newest is sent.
-      FIXED: not at all, because the function on the server contains it.
+      DENSE: each server gets its slices; those of all such arguments form one vector per dtype.
+      SPARSE: each server gets the rows that belong to its slices, and their numbers.
+      IN_VIEW: each server gets its own rows among those in view, and their numbers.
+      REPLICATED: all servers get it. If several steps are merged, the newest value is sent.
+      FIXED: not sent, because the function on the server contains it.
     """
 
     DENSE = "dense"
@@ -84,7 +84,7 @@ class VariableUpdate:
 
     @property
     def key(self) -> UpdateKey:
-        """The identity of the update: servers do the same for two updates with equal keys."""
+        """The identity of the update: two updates with equal keys run the same server function."""
         cells = tuple(Identity(cell.cell_contents) for cell in self.fn.__closure__ or ())
         code = getattr(self.fn, "__code__", self.fn)
         leaves = tuple((self.transfer(leaf), _spec(leaf)) for leaf in self.leaves)
@@ -99,19 +99,19 @@ class VariableUpdate:
             return Transfer.SPARSE
         if not isinstance(leaf, tf.Tensor):
             return Transfer.FIXED
-        # Where the variable is a scalar, all arguments have its shape. Only the first is the step's
-        # contribution; the others are settings, which may not be summed.
+        # If the variable is a scalar, all arguments have its shape. Only the first is the step's
+        # contribution; the others are settings, which must not be summed.
         shape = self.variable.remote.shape
         is_dense = leaf.shape == shape and (bool(shape) or leaf is self.leaves[0])
         return Transfer.DENSE if is_dense else Transfer.REPLICATED
 
     def forget_function(self) -> None:
-        """Forgets the function, which would keep its optimizer alive, once servers have it."""
-        self.fn = _was_collected
+        """Drops the function, which would keep its optimizer alive, once servers have it."""
+        self.fn = _raise_built_twice
 
     @property
     def is_mergeable(self) -> bool:
-        """Whether several steps' updates may be summed; if not, each step is sent separately."""
+        """Whether updates of several steps may be summed; if not, each step is sent separately."""
         if not self.leaves:
             return True
         is_summed = self.transfer(self.leaves[0]) not in (Transfer.REPLICATED, Transfer.FIXED)
@@ -127,7 +127,7 @@ def update_if(condition: tf.Tensor, fn: Callable[..., Any]) -> Callable[..., Any
     """Returns a function that updates a variable as `fn` does, but only if a condition holds."""
 
     def update(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        # A value computed from no rows, such as a mean, is invalid.
+        # In a branch, because a value computed from no examples, such as a mean, is invalid.
         def call() -> tf.Tensor:
             fn(variable, *args, **kwargs)
             return tf.constant(True)
@@ -141,9 +141,9 @@ def update_if(condition: tf.Tensor, fn: Callable[..., Any]) -> Callable[..., Any
 def _settings_of(optimizer: Any) -> tuple[tuple[str, Any], ...]:
     """Returns an optimizer's settings that are plain values, such as its momentum.
 
-    The trace of an update contains these values, while a learning rate is a variable that it reads.
+    The trace of an update contains these values; a learning rate, in contrast, is a variable.
     """
-    # Not the private ones, and not the one that says how the update is compiled.
+    # Without private ones, and without `jit_compile`, which does not affect the trace.
     plain = bool, int, float, str, np.generic
     return tuple(
         (name, value)
@@ -152,7 +152,7 @@ def _settings_of(optimizer: Any) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def _was_collected(variable: Any) -> None:
+def _raise_built_twice(variable: Any) -> None:
     raise AssertionError("A program must be built only once.")
 
 
@@ -175,7 +175,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
     """Checks that updates can be made slice by slice.
 
     Raises:
-      ValueError: if an update cannot.
+      ValueError: if an update cannot be made in this way.
     """
     for update in updates:
         optimizer = optimizer_of(update.fn)
@@ -186,8 +186,8 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
         if not is_per_variable(optimizer):
             raise ValueError(
                 "An optimizer on parameter servers must update each variable independently. "
-                f"Received: {name}, which keeps a product for all variables. Use Adam, or "
-                "mode='geo', where each worker has its own optimizer."
+                f"Received: {name}, which has state that is common to all variables. Use Adam, or "
+                "mode='geo', in which each worker has its own optimizer."
             )
         _check_state(update, optimizer)
         if len(update.variable.remote.slices) > 1 and not is_elementwise(optimizer):
@@ -200,7 +200,7 @@ def check_applicable(updates: Sequence[VariableUpdate]) -> None:
 
 
 def _check_state(update: VariableUpdate, optimizer: Any) -> None:
-    """Checks that an optimizer's state is beside its variables, so that it is on their servers."""
+    """Checks that an optimizer's state has its variables' shapes, and so is on their servers."""
     if not isinstance(update.variable, SharedVariable):
         return
     of_worker = [
@@ -213,5 +213,5 @@ def _check_state(update: VariableUpdate, optimizer: Any) -> None:
             "An optimizer's state must have the shape of its variable, to be on the variable's "
             f"parameter server. Received: {type(optimizer).__name__}, which keeps "
             f"{of_worker[0].name!r} of shape {tuple(of_worker[0].shape)}. Use an optimizer such as "
-            "Adam, or mode='geo', where each worker has its own optimizer."
+            "Adam, or mode='geo', in which each worker has its own optimizer."
         )

@@ -33,8 +33,8 @@ def normalize_state_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     In tf_keras each replica keeps its own value, and a read returns their mean. The arguments of
     all other variables are returned unchanged.
     """
-    is_kept_apart = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-    if not is_kept_apart or kwargs.get("aggregation") != tf.VariableAggregation.MEAN:
+    is_on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if not is_on_read or kwargs.get("aggregation") != tf.VariableAggregation.MEAN:
         return kwargs
     state = {
         **kwargs,
@@ -52,7 +52,7 @@ class VariableKind(enum.Enum):
       WEIGHT: the servers update it, and each worker has a copy.
       COUNTER: each server has a copy, to which the increments of all workers are added.
       STATE: each worker changes its copy, and the servers add up the changes.
-      LOCAL: each worker has its own, and the servers have none.
+      LOCAL: each worker has its own variable, and the servers have none.
     """
 
     WEIGHT = enum.auto()
@@ -70,11 +70,11 @@ def variable_kind(kwargs: dict[str, Any], has_local_optimizer: bool, in_step: bo
       in_step: whether all workers take the same steps together.
     """
     if "colocate_with" in kwargs:
-        # A slot variable of a worker's own optimizer, or of a variable that is LOCAL itself.
+        # A slot variable of a worker's own optimizer, or of a LOCAL variable.
         return VariableKind.LOCAL
     if is_iterations(kwargs):
         # A local optimizer counts the worker's own steps.
-        is_counter = not has_local_optimizer and _is_whole_number(initial_value(kwargs))
+        is_counter = not has_local_optimizer and _is_scalar_integer(initial_value(kwargs))
         return VariableKind.COUNTER if is_counter else VariableKind.LOCAL
     if kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
         return VariableKind.LOCAL
@@ -88,8 +88,7 @@ def variable_kind(kwargs: dict[str, Any], has_local_optimizer: bool, in_step: bo
     return VariableKind.STATE if initial_value(kwargs).shape else VariableKind.LOCAL
 
 
-def _is_whole_number(value: np.ndarray) -> bool:
-    """Returns whether a value is a scalar integer."""
+def _is_scalar_integer(value: np.ndarray) -> bool:
     return value.shape == () and value.dtype.kind in "iu"
 
 
@@ -116,7 +115,7 @@ def check_is_unconstrained(variable: Any, optimizer: Any) -> None:
     """Checks that an optimizer applies no constraint to a variable.
 
     Raises:
-      ValueError: if it does.
+      ValueError: if it applies one.
     """
     constraint = None if optimizer is None else constraint_of(optimizer, variable)
     if constraint is None:
@@ -126,5 +125,5 @@ def check_is_unconstrained(variable: Any, optimizer: Any) -> None:
         "A weight on parameter servers can have a constraint in mode='geo', and in mode='sync' "
         "with one replica per worker and no compression. Otherwise the constraint would not hold. "
         f"Received: {type(optimizer).__name__}, which applies {name} to {variable.remote.path!r}. "
-        "Leave the constraint out, or use one of these modes."
+        "Omit the constraint, or use one of these modes."
     )

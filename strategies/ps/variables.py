@@ -1,8 +1,8 @@
 """The variables of a worker: mirrored variables that are synchronized with the servers.
 
-A weight is an ordinary variable of the worker, the copy that the model computes with. Training
-updates the servers' variable, and the copy follows. The optimizer's slot variables are on the
-servers only. During an update on a server, each variable stands for the server's part of it: a
+A weight is an ordinary variable of the worker: the copy that the model computes with. Training
+updates the servers' variable, and then the copy is updated. The optimizer's slot variables are on
+the servers only. During an update on a server, each variable stands for the server's part of it: a
 *view*.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import is_optimizer
 from strategies.compat.tensorflow import VARIABLE_VALUE_KEY, ResourceVariable
 from strategies.ps.connection import ServerConnection
@@ -51,7 +51,7 @@ class ServerView:
         """Returns the part of a variable that is in view.
 
         Raises:
-          ValueError: if the update may not use the variable.
+          ValueError: if the update cannot use the variable.
         """
         if remote.is_counter:
             return remote.parts[self.server.number]
@@ -80,12 +80,12 @@ class LocalVariable(MirroredVariable):
 
     def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if active_view.current is not None:
-            optimizer = innermost(is_optimizer)
+            optimizer = innermost_self(is_optimizer)
             raise ValueError(
                 "An update on a parameter server can only write one variable and its state. "
                 f"Received: {type(optimizer).__name__ if optimizer else 'a function'}, which also "
-                f"writes {self.name!r}. Use an optimizer such as Adam, or mode='geo', where each "
-                "worker has its own optimizer."
+                f"writes {self.name!r}. Use an optimizer such as Adam, or mode='geo', in which "
+                "each worker has its own optimizer."
             )
         return super()._update(update_fn, value, **kwargs)
 
@@ -103,7 +103,7 @@ class LocalCounterVariable(LocalVariable):
     """A worker's own number of steps; a step without examples does not count."""
 
     def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        update_fn = self.distribute_strategy.extended.in_own_step(update_fn)
+        update_fn = self.distribute_strategy.extended.skip_local_without_examples(update_fn)
         return super()._update(update_fn, value, **kwargs)
 
 
@@ -161,7 +161,7 @@ class SharedVariable(_RemoteMirroredVariable):
 
     @property
     def row_positions(self) -> ResourceVariable:
-        """For each slice, the position in the log of its rows that the copy is up to date with."""
+        """For each slice, the position in its row log up to which the copy is current."""
         if self._row_positions is None:
             with tf.init_scope(), tf.device(HOST):
                 never = tf.fill([len(self.remote.slices)], tf.constant(NEVER, tf.int64))
@@ -169,7 +169,7 @@ class SharedVariable(_RemoteMirroredVariable):
         return self._row_positions
 
     def forget_row_positions(self) -> None:
-        """Makes the next pull one of all rows."""
+        """Makes the next pull return all rows."""
         if self._row_positions is not None:
             never = tf.fill(self._row_positions.shape, tf.constant(NEVER, tf.int64))
             self._row_positions.assign(never, read_value=False)
@@ -207,7 +207,7 @@ class CounterVariable(SharedVariable):
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Assigns a value; in a step, adds the difference, as Keras 3's optimizers intend."""
+        """Assigns a value; in a step, adds the difference, which is what Keras 3 means."""
         extended = self.distribute_strategy.extended
         if active_view.current is None and extended.is_stepping():
             return extended.count_up(self, tf.cast(value, self.dtype) - self.values[0].read_value())
@@ -227,8 +227,8 @@ class SlotVariable(_RemoteMirroredVariable):
                 "steps (use_ema, gradient_accumulation_steps), or use mode='geo', in which each "
                 "worker has its own optimizer."
             )
-        # Without this worker's pending steps, a checkpoint would lack them, and an assignment would
-        # be followed by them.
+        # Otherwise a checkpoint would lack this worker's pending steps, and they would be applied
+        # after an assignment.
         self.distribute_strategy.extended.drain()
         return tf.constant(self.registry.read([self.remote])[0], self.remote.dtype)
 
@@ -250,7 +250,7 @@ class SlotVariable(_RemoteMirroredVariable):
 
     @property
     def values(self) -> tuple[SlotVariable]:
-        """The components: this variable itself stands for those on the servers."""
+        """The components: this variable itself, which stands for those on the servers."""
         return (self,)
 
 
@@ -266,11 +266,11 @@ def local_copy(variable: SharedVariable) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class PulledRows:
-    """The rows of a slice of a variable that have changed since a worker pulled it last.
+    """The rows of a slice of a variable that have changed since a worker last pulled it.
 
     Attributes:
       number: the number of the slice.
-      rows: their values, with their numbers in the whole variable.
+      rows: the values of the rows, with their numbers in the whole variable.
       since: the position of the slice's log after which they changed, int64 scalar.
       position: the position of the log when they were read, int64 scalar.
     """
@@ -320,24 +320,25 @@ def _assign_rows(variable: SharedVariable, pulled: PulledRows) -> None:
             positions.scatter_update(tf.IndexedSlices(pulled.position, pulled.number))
         return tf.constant(True)
 
-    # Rows that are older than the copy, or that leave out some that it lacks, are pulled again.
-    present = positions.read_value()[pulled.number]
-    is_next = (pulled.since <= present) & (present <= pulled.position)
+    # If the rows are older than the copy, or do not include all rows that it lacks, they are not
+    # assigned, and will be pulled again.
+    current = positions.read_value()[pulled.number]
+    is_next = (pulled.since <= current) & (current <= pulled.position)
     tf.cond(is_next, assign, lambda: tf.constant(False))
 
 
 def check_is_not_slot(variable: Any) -> None:
-    """Checks that a variable to be changed by itself is not an optimizer's state on the servers.
+    """Checks that a variable that is changed by itself is not an optimizer's state on the servers.
 
     Raises:
-      ValueError: if it is.
+      ValueError: if it is an optimizer's state.
     """
     if isinstance(variable, SlotVariable):
         raise ValueError(
             "An optimizer's state on parameter servers can only change together with its variable. "
-            f"Received: a change of {variable.remote.path!r} alone. Omit what keeps gradients "
-            "between steps (gradient_accumulation_steps), or use mode='geo', in which each worker "
-            "has its own optimizer."
+            f"Received: a change of {variable.remote.path!r} alone. Omit options that keep "
+            "gradients between steps (gradient_accumulation_steps), or use mode='geo', in which "
+            "each worker has its own optimizer."
         )
 
 
@@ -347,7 +348,7 @@ def reject_read(variable: SharedVariable) -> None:
         "A variable on parameter servers cannot be read after it was changed in the same step, "
         "because its new value is known only after the step. Received: "
         f"{variable.remote.path!r}, read after a change, as SpectralNormalization does. Read it "
-        "first, remove this, or use mode='geo', in which workers change their own copies."
+        "before the change, or use mode='geo', in which workers change their own copies."
     )
 
 
@@ -356,6 +357,6 @@ def reject_assignment(variable: SharedVariable) -> None:
     raise ValueError(
         "A variable on parameter servers cannot be assigned in the step that updates it, because "
         "its new value is known only after the step. Received: another new value for "
-        f"{variable.remote.path!r} in the same step. Assign it in a step of its own, or use "
+        f"{variable.remote.path!r} in the same step. Assign it outside of the step, or use "
         "mode='geo', in which workers change their own copies."
     )

@@ -1,4 +1,4 @@
-"""A watchdog for the workers of a parameter-server job; the servers hold the workers' reports."""
+"""A watchdog for the workers of a parameter-server job; a server holds the workers' reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from strategies.compat.tensorflow import Session
 from strategies.diagnostics.watchdog import Watchdog, step_timeout_seconds, watch_seconds
-from strategies.ps.connection import ServerConnection, ServerGroup, answer_in_thread, state_of
+from strategies.ps.connection import ServerConnection, ServerGroup, address_state, call_in_thread
 from strategies.utils.devices import HOST
 from tf_config import ClusterSpec, Task
 
@@ -29,7 +29,7 @@ class ServerEntries:
       server: the server.
 
     Attributes:
-      session: a session of its own with the server.
+      session: a session with the server that nothing else uses.
     """
 
     def __init__(self, server: ServerConnection):
@@ -65,19 +65,19 @@ class ServerEntries:
             if self._unanswered is not None:
                 self._unanswered.get(timeout=_MOMENT_SECONDS)
         except queue.Empty:
-            # A thread for each call to a server that is silent would be too many.
+            # Not another call: each call to a server that does not answer would keep a thread.
             return None
         # TensorFlow waits for a server that is gone, regardless of timeouts.
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._unanswered = answers
-        answer_in_thread(answers, None, lambda: self.session.run(fetch, feeds))
+        call_in_thread(answers, None, lambda: self.session.run(fetch, feeds))
         end = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < end:
             with contextlib.suppress(queue.Empty):
                 _, result, error = answers.get(timeout=_CHECK_EVERY_SECONDS)
                 self._unanswered = None
                 return (b"" if result is None else result[0]) if error is None else None
-            if state_of(self._server.address) == "closed":
+            if address_state(self._server.address) == "closed":
                 break
         return None
 
@@ -101,7 +101,7 @@ def watch_by_servers(
     entries = ServerEntries(servers.servers[0])
     watchdog = Watchdog(
         entries, cluster, task, servers.operations, watch_seconds(), end,
-        step_timeout=step_timeout_seconds(), misses_ended=False, keeper=Task("ps", 0),
+        step_timeout=step_timeout_seconds(), needs_all=False, keeper=Task("ps", 0),
     )  # fmt: skip
     watchdog.start()
     return watchdog, entries.session

@@ -35,19 +35,19 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     [Note: replicas without examples]
     All replicas take every step, because each waits for the others in it. So at the end of the
-    data, a replica may have a batch of no examples. What it computes from these is NaN where it is
-    a mean, and would make the sum over all replicas NaN. Its weight is 0 in that step
-    (`core/step_inputs.py`): values that are not finite become 0, and a MEAN leaves it out. A SUM is
-    not multiplied by the weight, because what does not depend on examples, such as the gradient of
-    a regularizer, counts on every replica.
+    data, a replica may have a batch without examples. A mean over no examples is NaN, and would
+    make the sum over all replicas NaN. The replica's weight is 0 in that step
+    (`core/step_inputs.py`): values that are not finite become 0, and a MEAN does not include the
+    replica. A SUM is not multiplied by the weight, because values that do not depend on examples,
+    such as the gradient of a regularizer, count on every replica.
 
     Args:
       collectives: collectives among the workers.
       devices: devices of this worker's replicas.
       options: options of the reduction.
       weights: function that returns the weight of each replica's values; None if all are 1.
-      local: operations that sum tensors over this worker's replicas. None uses NCCL between GPUs,
-        and otherwise sums on one device.
+      local: implementation of sums over this worker's replicas. None uses NCCL between GPUs, and
+        otherwise sums on one device.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         check_communication(self._collectives)
         replicas = [[_as_tensors(value) for value in values] for values in replicas]
         # See [Note: marked gradients] in sparse.py. The tf.cond in `_finite_where_counted` returns
-        # other tensors, without the marks, so marked gradients are taken out before it.
+        # other tensors, without the marks, so marked gradients are removed before it.
         are_marked = [sparse.is_marked_reduced(value) for value in replicas[0]]
         unmarked = [
             [value for value, is_marked in zip(values, are_marked, strict=True) if not is_marked]
@@ -135,8 +135,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         to_reduce = [tensor for tensors in sent for tensor in tensors]
         to_reduce += [tf.add_n(replica_weights)] if is_weighted else []
         # Gradients are sums. A MEAN, such as that of a moving average, keeps its precision.
-        half = self._options.compression == "fp16" and not mean and self._collectives.size > 1
-        reduced = iter(self._all_reduce_buckets(to_reduce, size if half else 0))
+        is_half = self._options.compression == "fp16" and not mean and self._collectives.size > 1
+        reduced = iter(self._all_reduce_buckets(to_reduce, size if is_half else 0))
         sums = [[next(reduced) for _ in tensors] for tensors in sent]
         total = next(reduced) if is_weighted else size
         results: list[Any] = []
@@ -146,7 +146,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
                 results.append(self._gather_rows(rows, summed, divisor, size))
             elif mean:
                 results.append(_divide(summed[0], total, size))
-            else:  # a local sum that is on all devices already is not copied again
+            else:  # a local sum that is already on all devices is not copied again
                 results.append(local if self._collectives.size == 1 else summed[0])
         return results
 
@@ -176,16 +176,16 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def _reduce_locally(
         self, columns: Sequence[Sequence[tf.Tensor]], local: tf.distribute.CrossDeviceOps
     ) -> list[Any]:
-        """Returns the sums over this worker's replicas, of one dtype at a time.
+        """Returns the sums over this worker's replicas, computed for one dtype at a time.
 
-        TensorFlow's operations concatenate the tensors that they are given.
+        TensorFlow's operations concatenate the tensors of a batch, which requires a common dtype.
         """
         sums: list[Any] = [None] * len(columns)
         is_nccl = isinstance(local, tf.distribute.NcclAllReduce)
         for dtype in dict.fromkeys(column[0].dtype for column in columns):
             positions = [n for n, column in enumerate(columns) if column[0].dtype == dtype]
-            # TensorFlow's operation for NCCL has no bfloat16; summed on one device, it would need
-            # as many copies to that device as there are replicas.
+            # TensorFlow's NCCL operation does not support bfloat16. A sum on one device would need
+            # a copy from each replica to that device.
             sent_as = tf.float32 if is_nccl and dtype == tf.bfloat16 else dtype
             if is_nccl and sent_as not in _NCCL_DTYPES:
                 totals: list[Any] = [tf.add_n(columns[n]) for n in positions]
@@ -208,7 +208,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return placed
 
     def _scopes(self, count: int) -> list[contextlib.AbstractContextManager[Any]]:
-        """Returns a scope of each replica's device; of none for a value that all have alike."""
+        """Returns a scope of each replica's device; empty scopes for a value that they share."""
         if count == len(self._devices) > 1:
             return [tf.device(device) for device in self._devices]
         return [contextlib.nullcontext() for _ in range(count)]
@@ -226,7 +226,7 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         total: int | tf.Tensor | None,
         size: int,
     ) -> tf.IndexedSlices:
-        """Returns the rows of all workers, from an all-reduced dense gradient or gathered."""
+        """Returns the rows of all workers: from the dense sums if there are any, else gathered."""
         if summed:
             table, counts = summed
             result = sparse.touched_rows(table, counts, like=own)
@@ -250,7 +250,8 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
             as float16; 0 sends them as they are.
         """
         is_half = [half_summands > 0 and value.dtype == tf.float32 for value in values]
-        # Also added up as float16, so divided first: a sum may be too large where no summand is.
+        # The sum is computed in float16, too, and may overflow even if no summand does; so summands
+        # are divided first.
         sent = [
             tf.cast(value / half_summands, tf.float16) if half else value
             for value, half in zip(values, is_half, strict=True)
@@ -284,28 +285,28 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         """
         if self._collectives.size == 1:
             return []
-        rows_of_shapes = []
+        padded = []
         for value in values:
             shape = tf.tensor_scatter_nd_update(tf.shape(value), [[axis]], [_ANY])
-            # The gathered shapes must have the same size whatever the ranks of the tensors.
-            rows_of_shapes.append(
+            # The gathered shapes must have the same size, whatever the ranks of the tensors.
+            padded.append(
                 tf.pad(shape, [[0, _LARGEST_RANK - tf.size(shape)]], constant_values=_NONE)
             )
-        every = self._collectives.all_gather(tf.stack(rows_of_shapes))
-        rule = f"Tensors to gather along axis {axis} differ in no other dimension."
+        gathered = self._collectives.all_gather(tf.stack(padded))
+        rule = f"Tensors to gather along axis {axis} cannot differ in any other dimension."
         if not tf.executing_eagerly():
-            return [tf.debugging.Assert(tf.reduce_all(every == every[:1]), [rule, every])]
-        shapes = [[size for size in row if size != _NONE] for row in every.numpy().tolist()]
+            return [tf.debugging.Assert(tf.reduce_all(gathered == gathered[:1]), [rule, gathered])]
+        shapes = [[size for size in shape if size != _NONE] for shape in gathered.numpy().tolist()]
         if any(shape != shapes[0] for shape in shapes):
-            shown = str(shapes).replace(str(_ANY), "any")
+            text = str(shapes).replace(str(_ANY), "any")
             raise ValueError(
-                f"{rule} Received, by rank of the replicas: {shown}. Pad or cut them first."
+                f"{rule} Received, by rank of the replicas: {text}. Pad or slice them first."
             )
         return []
 
     # The methods below override CrossDeviceOps' public methods, not the `..._implementation` ones
-    # for subclasses, since the checks of `destinations` before those reject the arguments of a
-    # tf.function. Results go to all devices of this worker.
+    # for subclasses, because the checks of `destinations` before those reject the arguments of a
+    # tf.function. Results are copied to all devices of this worker.
 
     def reduce(
         self,
@@ -327,12 +328,13 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         del options
         columns = [_components(value) for value, _ in value_destination_pairs]
         results: list[Any] = [None] * len(columns)
-        # A value that all replicas share comes once, and counts once for each worker.
+        # A value that all replicas share has one component, and counts once per worker.
         for count in sorted({len(column) for column in columns}):
-            chosen = [n for n, column in enumerate(columns) if len(column) == count]
-            replicas = list(zip(*(columns[n] for n in chosen), strict=True))
+            numbers = [n for n, column in enumerate(columns) if len(column) == count]
+            replicas = list(zip(*(columns[n] for n in numbers), strict=True))
             weights = self._weights() if count == len(self._devices) else None
-            for n, value in zip(chosen, self.all_reduce(reduce_op, replicas, weights), strict=True):
+            reduced = self.all_reduce(reduce_op, replicas, weights)
+            for n, value in zip(numbers, reduced, strict=True):
                 results[n] = self._mirror(value)
         return results
 
@@ -394,7 +396,7 @@ def _finite_where_counted(
             return value
         return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
 
-    # A condition, since all elements of all gradients would be compared in each step otherwise.
+    # A condition, because otherwise all elements of all gradients would be compared in each step.
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values]
     return tf.cond(weight > 0, lambda: values, lambda: [replace_value(value) for value in values])
 

@@ -27,8 +27,8 @@ class ReductionOptions:
       compression: "fp16" sends float32 gradients (sums) as float16, divided by the number N of
         replicas, and multiplies the sum by N. This halves the bytes, with a relative error of 5e-4.
         A worker's mean gradient per replica above 65504 becomes infinite; a gradient below N * 3e-8
-        becomes 0, and below N * 6e-5 its error is larger. Layers whose gradients are that small, as
-        those of a mean over a large batch may be, stop learning. None sends gradients uncompressed.
+        becomes 0, and below N * 6e-5 its error is larger. Layers with gradients this small, which
+        can result from a mean over a large batch, stop learning. None sends gradients uncompressed.
       sum_rows: whether to sum the gradients of repeated rows (`IndexedSlices`) before they are
         gathered from all workers. False sends a row for each lookup in the batch, so the optimizer
         sees the same gradient as in one process. True sends each row once, which is less data if
@@ -61,8 +61,8 @@ class ReductionOptions:
         if self.compression not in _COMPRESSIONS:
             raise ValueError(
                 f"compression must be one of {', '.join(map(repr, _COMPRESSIONS))}. Received: "
-                f"{self.compression!r}. To use bfloat16, set the model's policy to mixed_bfloat16, "
-                "which saves as much."
+                f"{self.compression!r}. To use bfloat16, set the model's dtype policy to "
+                "'mixed_bfloat16', which also halves the bytes."
             )
         if self.mode not in _MODES:
             raise ValueError(
@@ -90,6 +90,6 @@ def with_bucket_bytes(
         raise ValueError(
             "bytes_per_pack and bucket_bytes cannot be combined. Received: "
             f"bytes_per_pack={options.bytes_per_pack} and bucket_bytes={reduction.bucket_bytes}. "
-            "Leave out one."
+            "Omit one of them."
         )
     return dataclasses.replace(reduction, bucket_bytes=options.bytes_per_pack)

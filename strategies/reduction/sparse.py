@@ -4,14 +4,14 @@ Repeated rows are summed over the replicas of a worker and over the workers. Gra
 tables are converted to dense tensors before they are sent.
 
 [Note: marked gradients]
-The gradient of an embedding's rows is summed over the workers within the backward pass, since its
-owners need it (`embedding/lookup/group_lookup.py`). Keras then asks the strategy for the sum of all
-gradients, this one included. So it is marked, and only summed over the replicas of this worker.
-Between the two, Keras or the user may scale or clip it, which makes new `IndexedSlices` of the same
-`indices`; so the tensor of the indices is what carries the mark. Whatever makes new indices, or a
-dense gradient, loses it; `check_identifies_rows` refuses that where it would be wrong. The sum over
-replicas has other rows than each of them, which have to come into view
-(see [Note: the rows in view] in variables/row_variable.py): hence the function behind a mark.
+The gradient of an embedding's rows is summed over the workers within the backward pass, because the
+rows' owners need it (`embedding/lookup/group_lookup.py`). Keras then asks the strategy for the sum
+of all gradients, including this one. So it is marked, and only summed over the replicas of this
+worker. Before that, Keras or the user may scale or clip it, which creates new `IndexedSlices` with
+the same `indices`; so the mark belongs to the tensor of indices. Operations that create new
+indices, or a dense gradient, lose the mark; `check_identifies_rows` raises an error if this would
+be wrong. The sum over replicas has other rows than each of them, and these must be put in view (see
+[Note: the rows in view] in variables/row_variable.py): so a mark includes a function for this.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.utils.devices import HOST
 
-_WIDTH_OF_VECTORS = 32  # from which on TensorFlow multiplies by Eigen, with a call for each row
-# By the identity of a gradient's indices, which scaling and clipping do not change.
+_WIDTH_OF_VECTORS = 32  # from this width on, TensorFlow calls Eigen for each row
+# Keyed by the identity of a gradient's indices, which scaling and clipping do not change.
 _reduced_indices: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
 _rebuilders: dict[int, tuple[tf.Tensor, Callable[..., Any]]] = {}
 
@@ -107,8 +107,8 @@ def sum_by_position(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -
     """
     if not _is_narrow(values) or tf.config.list_logical_devices("GPU"):
         return tf.math.unsorted_segment_sum(values, positions, count)
-    # A product with a sparse matrix of ones adds the same numbers in the same order, in a third of
-    # the time.
+    # A product with a sparse matrix of ones adds the same numbers in the same order, and takes a
+    # third of the time.
     size = tf.size(positions, tf.int64)
     return tf.raw_ops.SparseTensorDenseMatMul(
         a_indices=tf.stack([tf.cast(positions, tf.int64), tf.range(size)], 1),
@@ -127,7 +127,7 @@ def _is_narrow(values: tf.Tensor) -> bool:
 
 
 def all_gather(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
-    """Concatenates the gradients of all workers, which represents their sum; all must call it."""
+    """Gathers the gradients of all workers, which represent their sum; all workers must call it."""
     values = collectives.all_gather(slices.values)
     indices = collectives.all_gather(slices.indices)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -139,8 +139,8 @@ def all_reduce(slices: tf.IndexedSlices, collectives: Collectives) -> tf.Indexed
 
 
 def unique_of_workers(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns `unique` of a gradient that all workers have gathered: the same bits on each."""
-    # A GPU adds the values of a row in an order that differs from run to run.
+    """Returns `unique` of a gradient gathered from all workers, bitwise identical on each."""
+    # On the host, because a GPU adds the values of a row in an order that varies between runs.
     with tf.device(HOST):
         return unique(slices)
 
@@ -162,9 +162,9 @@ def densify(slices: tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def touched_rows(table: tf.Tensor, counts: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the rows with a gradient from sums of the outputs of `densify`.
+    """Returns the rows that have a gradient, from the all-reduced outputs of `densify`.
 
-    Optimizers skip the other rows.
+    Optimizers must not update the other rows.
     """
     indices = tf.cast(tf.where(counts > 0)[:, 0], like.indices.dtype)
     return tf.IndexedSlices(tf.gather(table, indices), indices, like.dense_shape)
@@ -180,10 +180,10 @@ def mark_reduced(
     Args:
       indices: indices of the gradient.
       rows: numbers of the rows, in the same order.
-      show: function from values and rows to a marked gradient, for the sum over this worker's
-        replicas.
+      show: function of the values and rows of the sum over this worker's replicas, which puts the
+        rows in view and returns a marked gradient.
     """
-    # An entry must not outlive its tensor, whose identity another one may get.
+    # An entry must not outlive its tensor, because another tensor may get the same identity.
     key = id(indices)
     _reduced_indices[key] = indices
     _rebuilders[key] = rows, show

@@ -12,7 +12,7 @@ def check_communication(collectives: Collectives) -> None:
     """Checks that XLA does not compile communication with other workers.
 
     Raises:
-      ValueError: if XLA is to compile the function being traced and there are other workers.
+      ValueError: if XLA would compile the function being traced and there are other workers.
     """
     if collectives.size > 1 and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
         raise ValueError(
@@ -25,11 +25,10 @@ def check_communication(collectives: Collectives) -> None:
 def check_devices() -> None:
     """Checks that XLA does not compile a function with variables on several devices.
 
-    TensorFlow also raises an error, but only when the function runs, and its message names
-    resources.
+    TensorFlow also raises an error, but only when the function runs, without naming the cause.
 
     Raises:
-      ValueError: if XLA is to compile the function being traced and its variables are on several
+      ValueError: if XLA would compile the function being traced and its variables are on several
         devices.
     """
     graph = tf.compat.v1.get_default_graph()

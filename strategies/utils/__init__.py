@@ -1,1 +1,1 @@
-"""What several packages use: checks of arguments, assertions in steps, even partitions."""
+"""Helpers of several packages: argument checks, assertions in steps, threads, even partitions."""

@@ -12,7 +12,7 @@ def check_whole_number(name: str, value: Any, least: int | None = None, advice: 
     >>> check_whole_number("steps", 1, least=1)
     >>> check_whole_number("steps", 0, least=1, advice="Leave it out for the default.")
     Traceback (most recent call last):
-    ValueError: steps must be a whole number from 1. Received: 0. Leave it out for the default.
+    ValueError: steps must be an integer >= 1. Received: 0. Leave it out for the default.
 
     Args:
       name: the name of the argument.
@@ -26,10 +26,8 @@ def check_whole_number(name: str, value: Any, least: int | None = None, advice: 
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if is_integer and (least is None or value >= least):
         return
-    bound = "" if least is None else f" from {least}"
-    raise ValueError(
-        f"{name} must be a whole number{bound}. Received: {value!r}. {advice}".rstrip()
-    )
+    bound = "" if least is None else f" >= {least}"
+    raise ValueError(f"{name} must be an integer{bound}. Received: {value!r}. {advice}".rstrip())
 
 
 def check_number(name: str, value: Any, least: float) -> None:
@@ -38,7 +36,7 @@ def check_number(name: str, value: Any, least: float) -> None:
     >>> check_number("l2", 1e-5, least=0)
     >>> check_number("l2", -1, least=0)
     Traceback (most recent call last):
-    ValueError: l2 must be a finite number from 0. Received: -1.
+    ValueError: l2 must be a finite number >= 0. Received: -1.
 
     Args:
       name: the name of the argument.
@@ -50,4 +48,4 @@ def check_number(name: str, value: Any, least: float) -> None:
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not (is_number and math.isfinite(value) and value >= least):
-        raise ValueError(f"{name} must be a finite number from {least}. Received: {value!r}.")
+        raise ValueError(f"{name} must be a finite number >= {least}. Received: {value!r}.")

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 
 def assert_in_step(condition: tf.Tensor, data: Sequence[Any]) -> tf.Operation | None:
-    """Returns an operation that ends the step unless a condition holds; eagerly, raises at once.
+    """Returns an operation that fails the step unless a condition holds; eagerly, raises at once.
 
-    Use it if the message has numbers other than int32, on the host. `tf.debugging.Assert` assumes
-    that such tensors are on a GPU, and in functions puts the check in a `tf.cond`, which has two
-    more functions to trace and to call.
+    Use it if the message has tensors on the host with a dtype other than int32.
+    `tf.debugging.Assert` assumes that such tensors are on a GPU, and in a `tf.function` wraps the
+    check in a `tf.cond`, which costs two more functions to trace and to call.
 
     >>> assert_in_step(tf.constant(True), ["never seen"])
     >>> try:

@@ -1,19 +1,20 @@
-"""Threads in the background, and their end before that of the interpreter.
+"""Background threads that end before the interpreter does.
 
 [Note: the end of the interpreter]
-Once Python shuts down, a daemon thread ends where it next needs Python's global lock. If it comes
-back from TensorFlow there, C++ code is on its stack, and the whole process is aborted: a program
-that has succeeded returns SIGABRT. So a thread that may be in TensorFlow is ended in a function of
-`atexit`, which runs while threads may still use Python. Functions registered later run earlier,
-and so before those of TensorFlow and Horovod, which end the operations that threads wait in.
+Once Python shuts down, a daemon thread is ended when it next needs Python's global lock. If it is
+returning from TensorFlow at that point, C++ code is on its stack, and the whole process is aborted:
+a program that has succeeded ends with SIGABRT. So a thread that may be in TensorFlow must be
+stopped by an `atexit` handler, which runs while threads may still use Python. Handlers registered
+later run earlier, and so before those of TensorFlow and Horovod, which end the operations that
+threads wait in.
 
-How a thread is ended depends on what it waits for:
-* for time to pass, or for a disk: `BackgroundThread.stop`, here.
-* for a server: `close` in `ps/connection.py` closes the sessions and waits for the threads in them.
-* for requests: `collectives/shared_memory/stream.py` closes the queue that they come from.
-* for the deletion of an iterator: `data/iterator_deletion.py`, which may take no lock of Python's.
-* for one lookup: `embedding/lookup/prefetch_queue.py`, in a thread that is no daemon; Python waits
-  for those itself.
+How a thread is stopped depends on what it waits for:
+* a pause, or a disk: `BackgroundThread.stop`, here.
+* a server: `close` in `ps/connection.py` closes the sessions and waits for the threads in them.
+* requests: `collectives/shared_memory/stream.py` closes the queue that they come from.
+* the deletion of an iterator: `data/iterator_deletion.py`, which must not take a Python lock.
+* a lookup: `embedding/lookup/prefetch_queue.py` uses a thread that is not a daemon; Python itself
+  waits for it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ from collections.abc import Callable
 
 
 class BackgroundThread:
-    """A daemon thread that works in rounds, until it is stopped.
+    """A daemon thread that works in rounds until it is stopped.
 
     >>> thread = BackgroundThread(lambda stopped: stopped.wait(), "example")
     >>> thread.start()
     >>> thread.stop()
 
     Args:
-      target: takes an event that is set when the thread is to end; it waits for this event between
-        two rounds.
+      target: takes an event that is set when the thread must end, and waits for it between rounds.
       name: the thread's name.
     """
 
@@ -47,10 +47,10 @@ class BackgroundThread:
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:
-        """Ends the thread and waits for its end; see [Note: the end of the interpreter].
+        """Stops the thread and waits until it has ended; see [Note: the end of the interpreter].
 
         Args:
-          seconds: how long to wait at most; None waits for as long as it takes.
+          seconds: the longest time to wait; None is no limit.
         """
         self._stopped.set()
         self._thread.join(seconds)
@@ -75,12 +75,12 @@ class BackgroundTask:
     """
 
     def __init__(self, function: Callable[[Callable[[], None]], object], name: str):
-        self._function = function
+        self._functions = [function]
         self._error: Exception | None = None
         self._done = threading.Event()
         self._thread = BackgroundThread(self._run, name)
-        self._thread.start()
         atexit.register(self.stop)
+        self._thread.start()
 
     def _run(self, stopped: threading.Event) -> None:
         def check() -> None:
@@ -88,10 +88,12 @@ class BackgroundTask:
                 raise StoppedError
 
         try:
-            self._function(check)
+            # Freed with all that it has captured, which may be a copy of a model's variables.
+            self._functions.pop()(check)
         except Exception as error:  # raised by the thread that asks for it
             self._error = error
         finally:
+            atexit.unregister(self.stop)
             self._done.set()
 
     @property
@@ -111,4 +113,3 @@ class BackgroundTask:
     def stop(self) -> None:
         """Ends the function where it next checks, and waits for its end."""
         self._thread.stop()
-        atexit.unregister(self.stop)

@@ -1,4 +1,4 @@
 """Names of devices."""
 
-# Of this process, in whichever job it is: the memory of tables, and what runs Python.
+# The CPU of this process, in whichever job it is, where tables are held and Python functions run.
 HOST = "/device:CPU:0"

@@ -1,1 +1,1 @@
-"""Variables that expose only a shard to an update: a partition, or the rows of a step."""
+"""Variables that show an update only a part of themselves: a partition, or the rows of a step."""

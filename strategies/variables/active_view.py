@@ -2,17 +2,17 @@
 
 [Note: an active view]
 Stock optimizers are written for whole variables: `update_step` reads a variable's value and shape,
-computes, and assigns. They update a part as well, unchanged, if a variable and its slot variables
-act as that part meanwhile. Two kinds of variables do:
+computes, and assigns. Without any change, they can also update a part, if the variable and its slot
+variables act as that part during the update. Two kinds of variables do this:
 
-* `PartitionedVariable` and `PartView` (partitioned.py): one of several even parts, of the state
-  that each replica or server has a part of. It is in view in a `with` block around the update, in
-  this thread only, because replicas update their parts in threads of their own.
-* `RowVariable` (row_variable.py): the rows of an embedding that a step has touched. They come into
+* `PartitionedVariable` and `PartView` (partitioned.py): one of several even parts, each of which is
+  on another replica or server. It is in view in a `with` block around the update, in this thread
+  only, because replicas update their parts in separate threads.
+* `RowVariable` (row_variable.py): the rows of an embedding that a step has touched. They are put in
   view in the backward pass and stay there, because no code of this package runs around the update.
 
-Whatever reads a variable while a part is in view gets the part. So a block must not be left open
-across a call that may read the variable for another purpose, such as saving.
+All code that reads a variable while a part is in view gets the part. So a block must not stay open
+during a call that may read the variable for another purpose, such as saving.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Shard = TypeVar("_Shard")
 
 
 class ActiveView(Generic[_Shard]):
-    """Active shard of each thread, set by the innermost `activate` block; [Note: an active view].
+    """The active shard of each thread, set by `activate` blocks; see [Note: an active view].
 
     >>> active = ActiveView()
     >>> with active.activate("rows 0-9"):
@@ -46,7 +46,7 @@ class ActiveView(Generic[_Shard]):
 
     @contextlib.contextmanager
     def activate(self, shard: _Shard) -> Iterator[None]:
-        """Makes a shard the active shard of this thread in the block."""
+        """Makes a shard the active shard of this thread while the block runs."""
         before = self.current
         self._local.shard = shard
         try:

@@ -23,10 +23,11 @@ _CHUNK = 65536
 def _capacities(row_bytes: int, expected: int | None) -> list[int]:
     """Returns the capacities, in rows, that an array grows to before it doubles.
 
-    TensorFlow does not return freed memory to the system, so an array that grows by copying leaves
-    its smaller copies behind. If Linux overcommits memory, reserved memory that is not written to
-    takes no space. So an array that is not small reserves its expected size, or a fraction of the
-    machine's memory. The fraction is small because TensorFlow cannot reserve more than there is.
+    TensorFlow does not return freed memory to the system, so when an array grows by copying, the
+    memory of its smaller copies is lost. If Linux overcommits memory, reserved memory takes no
+    space until it is written to. So an array that is not small reserves its expected size, or a
+    fraction of the machine's memory. The fraction is small because TensorFlow cannot reserve more
+    memory than the machine has.
 
     Args:
       row_bytes: size of one row in bytes.
@@ -75,7 +76,7 @@ class GrowableArray:
                 tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
-        # A function keeps graphs small, since it is long and used in many places.
+        # A function keeps graphs small: its body is long, and it is called in many places.
         self._resize_in_graph = tf.function(self._resize, autograph=False)
 
     def resize(self, length: tf.Tensor) -> None:
@@ -85,13 +86,13 @@ class GrowableArray:
 
     def _resize(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
         with tf.device(HOST):
-            there = self._length.read_value()
-            tf.cond(length > there, lambda: self._extend(length, fill), lambda: False)
+            current = self._length.read_value()
+            tf.cond(length > current, lambda: self._extend(length, fill), lambda: False)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
         with tf.device(HOST):
-            # Not `sparse_read`, since Keras's `export` saves every variable that it reads.
+            # Not `sparse_read`, because Keras's `export` would save the variable that it reads.
             values = tf.raw_ops.ResourceGather(
                 resource=self._array.handle, indices=rows, dtype=self.dtype
             )
@@ -100,7 +101,7 @@ class GrowableArray:
     def update(self, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets distinct rows."""
         with tf.device(HOST):
-            # Copies a row at a time. Operations that add to rows take several times as long.
+            # Copies row by row. Operations that add to rows take several times as long.
             tf.raw_ops.ResourceScatterUpdate(
                 resource=self._array.handle, indices=rows, updates=tf.cast(values, self.dtype)
             )
@@ -112,8 +113,8 @@ class GrowableArray:
 
     def reset(self, rows: tf.Tensor) -> None:
         """Resets rows to the initial value; rows beyond the array's length are skipped."""
-        there = tf.boolean_mask(rows, rows < self._length.read_value())
-        self.update(there, self._tile(tf.constant(self.fill, self.dtype), tf.size(there)))
+        existing = tf.boolean_mask(rows, rows < self._length.read_value())
+        self.update(existing, self._tile(tf.constant(self.fill, self.dtype), tf.size(existing)))
 
     def clear(self) -> None:
         """Removes all rows."""
@@ -124,10 +125,10 @@ class GrowableArray:
         return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])
 
     def _extend(self, length: tf.Tensor, fill: tf.Tensor | None) -> bool:
-        # The length counts the rows in use, and the capacity the rows of the variable.
-        there = self._length.read_value()
+        # The length is the number of rows in use, and the capacity that of the variable's rows.
+        used = self._length.read_value()
         capacity = tf.raw_ops.VariableShape(input=self._array.handle, out_type=tf.int64)[0]
-        tf.cond(length > capacity, lambda: self._reallocate(there, length, capacity), lambda: False)
+        tf.cond(length > capacity, lambda: self._reallocate(used, length, capacity), lambda: False)
         if fill is not None:
 
             def fill_chunk(start: tf.Tensor) -> tuple[tf.Tensor]:
@@ -136,11 +137,11 @@ class GrowableArray:
                 self.update(tf.range(start, stop), self._tile(fill, count))
                 return (stop,)
 
-            tf.while_loop(lambda start: start < length, fill_chunk, [there])
+            tf.while_loop(lambda start: start < length, fill_chunk, [used])
         self._length.assign(length)
         return True
 
-    def _reallocate(self, there: tf.Tensor, length: tf.Tensor, capacity: tf.Tensor) -> bool:
+    def _reallocate(self, used: tf.Tensor, length: tf.Tensor, capacity: tf.Tensor) -> bool:
         """Copies the rows to an array of larger capacity, whose other rows take no memory yet."""
         capacity = tf.maximum(length, 2 * capacity)
         for rows in reversed(self._capacities):
@@ -149,14 +150,14 @@ class GrowableArray:
         message = f"A shard cannot have more than {_MAX_ROWS} rows. Use more workers. Received:"
         assert_in_step(length <= capacity, [message, length])
         shape = tf.stack([tf.cast(capacity, tf.int32), *self.shape])
-        # After an update of rows, the variable copies every value that it gives or takes, and would
-        # write to the whole capacity.
+        # After an update of rows, the variable copies its value whenever it is read or assigned,
+        # and would write to the whole capacity.
         tf.raw_ops.DisableCopyOnRead(resource=self._array.handle)
         old = self._array.read_value()
         larger = tf.raw_ops.Empty(shape=shape, dtype=self.dtype, init=False)
 
         def copy_chunk(start: tf.Tensor, larger: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            stop = tf.minimum(start + _CHUNK, there)
+            stop = tf.minimum(start + _CHUNK, used)
             rows = tf.range(start, stop)
             part = tf.gather(old, rows)
             larger = tf.raw_ops.InplaceUpdate(x=larger, i=tf.cast(rows, tf.int32), v=part)
@@ -164,7 +165,7 @@ class GrowableArray:
 
         larger = tf.ensure_shape(larger, [None, *self.shape])
         _, larger = tf.while_loop(
-            lambda start, _: start < there, copy_chunk, [tf.constant(0, tf.int64), larger]
+            lambda start, _: start < used, copy_chunk, [tf.constant(0, tf.int64), larger]
         )
         self._array.assign(larger, read_value=False)
         return True

@@ -1,4 +1,4 @@
-"""Values that were reduced over all replicas already, such as the results of metrics."""
+"""Values that were already reduced over all replicas, such as the results of metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import tensorflow as tf
 
 # The collection of a graph with its tensors that are the same on all replicas.
 _COLLECTION = "keras_strategies/merged"
-# Operations that have an effect or state by TensorFlow's book, but whose value is the same on all
-# replicas if their inputs are.
+# Operations that TensorFlow declares stateful, but whose results are equal if their inputs are.
 _PLAIN = ("ReadVariableOp", "VarHandleOp")
 _thread = threading.local()
 
@@ -30,10 +29,10 @@ def mark_merged(value: Any) -> Any:
 
 
 def is_merged(tensor: Any) -> bool:
-    """Returns whether a tensor of a graph was computed from merged values and from nothing else.
+    """Returns whether a tensor of a graph was computed only from merged values.
 
-    Constants and variables do not count. What else a replica computes with, such as its part of
-    the batch, differs from replica to replica.
+    Constants and variables are allowed, too. All other values, such as a replica's part of the
+    batch, differ between replicas.
     """
     if not tf.is_symbolic_tensor(tensor):
         return False
@@ -52,24 +51,24 @@ def is_merged(tensor: Any) -> bool:
         is_stateful = op.op_def.is_stateful and op.type not in _PLAIN
         if is_stateful or (op.type.startswith("Placeholder") and not is_handle):
             return False
-        # Custom gradients pass the function's inputs through the same operation as its outputs.
-        is_each = op.type == "IdentityN"
-        todo += [op.inputs[current.value_index]] if is_each else op.inputs
+        # `tf.custom_gradient` passes inputs and outputs of a function through the same IdentityN.
+        is_one_to_one = op.type == "IdentityN"
+        todo += [op.inputs[current.value_index]] if is_one_to_one else op.inputs
     return has_merged
 
 
 class EagerMerged:
     """Records in eager execution which values were computed from merged ones.
 
-    There is no graph to follow, so a tape does it. It records only what follows from merged values,
-    which is little: the results of metrics at the end of a step.
+    Without a graph, a tape is needed for this. It records only operations on merged values, which
+    are few: those on the results of metrics at the end of a step.
 
-    A tape records one thread. Where replicas have threads of their own, values are merged in the
-    thread that called the replicas, so that one has a recorder as well, from which the replicas
-    take over the values that they get.
+    A tape records a single thread. If replicas run in their own threads, values are merged in the
+    thread that called the replicas. So that thread has a recorder as well, from which the replicas
+    take over the values that they receive.
 
     Args:
-      caller: recorder of the thread that calls the replicas; None if it has none.
+      caller: recorder of the thread that calls the replicas; None if there is none.
 
     Attributes:
       marked: the merged values.
@@ -101,7 +100,7 @@ class EagerMerged:
             self._tape.watch(tensor)
 
     def follows(self, value: Any) -> bool:
-        """Returns whether a value is, or was computed from, a merged value."""
+        """Returns whether a value is a merged value, or was computed from one."""
         if any(value is each for each in self.marked):
             return True
         if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
@@ -112,7 +111,7 @@ class EagerMerged:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records what this thread computes in the block."""
+        """Records the computations of this thread while the block runs."""
         before = getattr(_thread, "eager", None)
         _thread.eager = self
         try:

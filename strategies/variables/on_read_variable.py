@@ -17,13 +17,13 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
 
     The mean of no examples is NaN and would stay in a metric until the end of the epoch; see
     [Note: replicas without examples] in reduction/cross_device_ops.py. Zeros are always assigned,
-    since they reset metrics. What Keras adds to the metric of a loss is corrected on the way; see
-    [Note: logged losses] in core/loss_logs.py.
+    because they reset metrics. Values that Keras adds to the metric of a loss are corrected here;
+    see [Note: logged losses] in core/loss_logs.py.
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Sets the value; in a replica, that of the replica."""
-        # Keras 3 assigns the sum of a variable and what it adds.
+        # Keras 3 adds to a variable by assigning the sum.
         value = self._with_correction(
             value, lambda: tf.convert_to_tensor(value, self.dtype) - self.value()
         )
@@ -55,9 +55,9 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
         return tf.where(has_examples, value, tf.zeros_like(value))
 
     def _has_examples(self) -> tf.Tensor | None:
-        """Returns whether the calling replica has examples; None if it surely has or if unknown."""
+        """Returns whether the calling replica has examples; None if always, or if unknown."""
         if not self.dtype.is_floating or not self.shape.is_fully_defined():
-            return None  # holds no means
+            return None  # the variable holds no means
         strategy = self.distribute_strategy
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not strategy:
@@ -65,17 +65,17 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
         if strategy.extended.loss_logs.counts_all(self):
             return None
         weight = strategy.extended.input_weight()
-        is_known = weight is None or tf.get_static_value(weight) == 1
-        return None if is_known else weight > 0
+        is_constant = weight is None or tf.get_static_value(weight) == 1
+        return None if is_constant else weight > 0
 
 
 def keep_state_per_replica(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns creation arguments with which each replica keeps the RNN states of its own examples.
 
-    A stateful RNN (`stateful=True`) starts each batch from the states in which the same examples
-    of the batch before ended. A mean over replicas would mix the sequences of different examples.
-    (RNNs of tf_keras cannot be stateful under a strategy.) The arguments of all other variables are
-    returned unchanged.
+    A stateful RNN (`stateful=True`) starts each batch from the final states of the same examples in
+    the previous batch. A mean over replicas would mix the sequences of different examples. (RNNs of
+    tf_keras cannot be stateful under a strategy.) The arguments of all other variables are returned
+    unchanged.
 
     Args:
       kwargs: the arguments that the variable is created with.

@@ -1,4 +1,4 @@
-"""Traits of optimizers: which can update a part of a variable, or variables in different places."""
+"""Traits of optimizers: whether they can update parts of variables, or variables separately."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Traits(NamedTuple):
     """What an optimizer's update depends on.
 
     Attributes:
-      is_elementwise: whether an element's update depends on nothing else of its variable than this
-        element, so that a part of a variable can be updated without the rest.
-      is_per_variable: whether a variable's update depends on no state that another one's changes,
-        so that different tasks can update different variables.
+      is_elementwise: whether the update of an element depends on no other element of its variable,
+        so that a part of a variable can be updated without the rest.
+      is_per_variable: whether the update of a variable depends on no state that updates of other
+        variables change, so that different tasks can update different variables.
     """
 
     is_elementwise: bool = True
@@ -32,8 +32,8 @@ _TRAITS = {
     "Ftrl": Traits(),
     "Lamb": Traits(is_elementwise=False),  # scales by the norm of a variable
     "Lion": Traits(),
-    "Muon": Traits(is_elementwise=False),  # makes the update of a matrix orthogonal
-    "Nadam": Traits(is_per_variable=False),  # one product of decays is that of all variables
+    "Muon": Traits(is_elementwise=False),  # orthogonalizes the update of a matrix
+    "Nadam": Traits(is_per_variable=False),  # all variables share one product of decays
     "RMSprop": Traits(),
     "SGD": Traits(),
 }
@@ -46,7 +46,7 @@ _WHOLE_STATE_OPTIONS = ("use_ema", "gradient_accumulation_steps")
 def is_elementwise(optimizer: Any) -> bool:
     """Returns whether an optimizer updates each element of a variable independently.
 
-    Keras's optimizers are known by name. A custom optimizer declares it by the class attribute
+    Keras's optimizers are recognized by name. A custom optimizer declares it by the class attribute
     `elementwise = True`.
 
     >>> import keras
@@ -57,14 +57,14 @@ def is_elementwise(optimizer: Any) -> bool:
     declared = getattr(cls, "elementwise", None)
     if declared is not None:
         return bool(declared)
-    # A subclass of one of them may override its update.
+    # A user's subclass is not recognized, because it may override the update.
     return is_of_keras(cls) and cls.__name__ in ELEMENTWISE
 
 
 def is_per_variable(optimizer: Any) -> bool:
     """Returns whether an optimizer updates each variable independently of the others.
 
-    That of an unknown class is taken to do so; a subclass shares the state of its base class.
+    Optimizers of unknown classes are assumed to do so; a subclass has the traits of its base class.
 
     >>> import keras
     >>> is_per_variable(keras.optimizers.Adam()), is_per_variable(keras.optimizers.Nadam())
@@ -77,7 +77,7 @@ def is_per_variable(optimizer: Any) -> bool:
 def update_without_xla(optimizer: Any) -> None:
     """Disables XLA compilation of an optimizer's updates, which tf_keras enables on GPUs.
 
-    XLA compiles for one device, and cannot compile updates of only a part of a variable.
+    XLA compiles for a single device, and cannot compile updates of a part of a variable.
     """
     if getattr(optimizer, "jit_compile", False):
         optimizer.jit_compile = False
@@ -87,7 +87,7 @@ def check_trains_rows(optimizer: Any) -> None:
     """Checks that an optimizer can train only the touched rows of an embedding.
 
     Raises:
-      ValueError: if it cannot; the message names the optimizer or its option.
+      ValueError: if it cannot; the message names the optimizer or the option.
     """
     name = type(optimizer).__name__
     if is_legacy(optimizer):
@@ -99,7 +99,7 @@ def check_trains_rows(optimizer: Any) -> None:
     if not is_elementwise(optimizer):
         raise ValueError(
             "An embedding requires an element-wise optimizer, because a step sees only the rows "
-            f"that it touched. Received: {name}, which uses whole variables, or is unknown. Use "
+            f"that it touched. Received: {name}, which uses whole variables or is unknown. Use "
             f"one of {', '.join(ELEMENTWISE)}; use different optimizers for the embedding and the "
             "other layers (keras.optimizers.MultiOptimizer, or the layer's optimizer=...); or set "
             "`elementwise = True` in your optimizer's class."

@@ -1,10 +1,9 @@
-"""Partitioned variables, which act as a whole to readers and as one part during an update.
+"""Partitioned variables, which act as a whole when they are read and as a part during an update.
 
-Optimizer state that is sharded over workers, and variables that are sharded over servers, must look
-whole to Keras, which builds, saves and restores them by the shape of the model's variable. So a
-variable acts as one of its parts while that part is in view, and as the whole otherwise; see
-[Note: an active view] in active_view.py. Only element-wise optimizers can update a part without the
-rest (`optimizer_traits.py`).
+Optimizer state that is sharded over workers must look whole to Keras, which builds, saves and
+restores it by the shape of the model's variable. So a variable acts as one of its parts while that
+part is in view, and as the whole otherwise; see [Note: an active view] in active_view.py. Only
+element-wise optimizers can update a part without the rest (`optimizer_traits.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from strategies.variables.active_view import ActiveView
 class PartitionSpec:
     """Even partition of tensors of one shape, by rows, or by elements if there are too few rows.
 
-    If the division has a remainder, the first parts have one row or element more than the others.
+    If it does not divide evenly, the first parts have one more row or element than the others.
 
     >>> PartitionSpec((5, 3), 2).sizes, PartitionSpec((5, 3), 2).shape_of(1)
     ((3, 2), (2, 3))
@@ -58,17 +57,13 @@ class PartitionSpec:
         bounds = (part_bounds(units, number, self.count) for number in range(self.count))
         return tuple(stop - start for start, stop in bounds)
 
-    def offset_of(self, number: int) -> int:
-        """Returns the index of the first row or element of a part."""
-        return sum(self.sizes[:number])
-
     def shape_of(self, number: int) -> tuple[int, ...]:
         """Returns the shape of a part."""
         return (self.sizes[number], *(self.shape[1:] if self.by_rows else ()))
 
     def part(self, value: Any, number: int) -> Any:
         """Returns one part of a tensor or of a sparse gradient (`tf.IndexedSlices`)."""
-        begin, size = self.offset_of(number), self.sizes[number]
+        begin, size = sum(self.sizes[:number]), self.sizes[number]
         if isinstance(value, tf.IndexedSlices) and self.by_rows:
             # The part's own rows, counted from its first one.
             indices = value.indices - tf.cast(begin, value.indices.dtype)
@@ -95,7 +90,7 @@ class Partition:
       numbers: numbers of the parts that this process holds.
       join: function from this process's parts to all parts, concatenated along the first axis.
       written: function that returns which of `numbers` an assignment writes if no part is in view;
-        the other parts are written elsewhere. None writes all of `numbers`.
+        other replicas write the other parts. None writes all of `numbers`.
     """
 
     def __init__(
@@ -117,7 +112,7 @@ class Partition:
         return self._active.current
 
     def show_part(self, number: int) -> AbstractContextManager[None]:
-        """Makes the variables of this partition act as one of their parts in the block."""
+        """Makes the variables of this partition act as one of their parts while the block runs."""
         return self._active.activate(number)
 
 
@@ -237,7 +232,7 @@ class PartitionedVariable(_Readable):
 
     @contextlib.contextmanager
     def cache_whole(self) -> Iterator[None]:
-        """Caches the whole, so that this process can read it alone in the block."""
+        """Caches the whole, so that this worker can read it by itself while the block runs."""
         self._cached = self.value()
         try:
             yield

@@ -8,21 +8,21 @@ these rows, writing them scatters. The `update_step` of any element-wise optimiz
 tf_keras runs on them unchanged, and its cost depends only on the touched rows. Other rows are not
 changed.
 
-The rows in view are set when the gradient is computed. The gradient leaves the backward pass as
-`tf.IndexedSlices` with each row once, indexed by positions in the view (`row_view.py`), and can be
-clipped, scaled, scattered or made dense like any other gradient. The numbers of the rows in view
-are stored in a variable, since the update may be in another function than the backward pass. There
-are no hooks in the update, so it also works without a strategy.
+The rows in view are set when the gradient is computed. The backward pass returns the gradient as
+`tf.IndexedSlices` with each row once, indexed by positions in the view (`row_view.py`). It can be
+clipped, scaled, scattered or converted to a dense tensor like any other gradient. The numbers of
+the rows in view are stored in a variable, because the update may be in another function than the
+backward pass. There are no hooks in the update, so it also works without a strategy.
 
-Whoever else reads the variable means the whole table: a penalty, a norm, a tied output. The rows in
-view would be other numbers without a word. So the variable looks for an optimizer on Python's
-stack. Without one, `read_whole` gives the matrix that a `keras.layers.Embedding` would have, with
-its gradient, or raises an error.
+All other code that reads the variable, such as a penalty, a norm or a tied output, needs the whole
+table. The rows in view would silently be wrong values. So the variable looks for an optimizer on
+Python's stack. If there is none, `read_whole` returns the matrix that a `keras.layers.Embedding`
+would have, with its gradient, or raises an error.
 
-Slot variables must be created as such variables too. Under this package's strategies, `extended`
-creates them when an optimizer requests a variable colocated with a table's variable. Without a
-strategy, Keras does not request colocation, so a variable creator recognizes slot variables by the
-table's name in theirs.
+Slot variables must also be such variables. Under this package's strategies, `extended` creates them
+when an optimizer requests a variable colocated with a table's variable. Without a strategy, Keras
+does not request colocation, so a variable creator recognizes slot variables by their names, which
+contain the table's name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import (
     gradient_in_update,
     is_legacy,
@@ -72,8 +72,8 @@ class Snapshots(Protocol):
 class RowVariable(ResourceVariable):
     """Trainable variable of a table, or one of its slot variables.
 
-    The value of the underlying resource is a single row, which defines the shape and with respect
-    to which gradients are taken. The rows of the table are in a `GrowableArray`.
+    The value of the underlying resource is a single row, which defines the shape, and with respect
+    to which gradients are computed. The rows of the table are in a `GrowableArray`.
 
     Args:
       view: the rows in view.
@@ -81,7 +81,7 @@ class RowVariable(ResourceVariable):
       trainable: whether this is a table's variable rather than a slot variable.
       name: name of the variable, which the names of its slot variables contain.
       strategy: strategy that the variable is created under.
-      rows: array of all rows if it exists already.
+      rows: array of all rows, if it already exists.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RowVariable(ResourceVariable):
         # Returns the matrix of all rows, with a gradient; set for a table's variable.
         self.read_whole: Callable[[], tf.Tensor] = self.refuse_read
         self.on_slots_removed: Callable[[], None] = lambda: None
-        # Updates that wait for the rows of their step, and the graphs that they were made in; see
+        # Updates that wait for the rows of their step, and the graphs in which they were made; see
         # `defer`.
         self._deferred: list[tuple[Any, Callable[[], Any]]] = []
         if trainable:
@@ -139,7 +139,7 @@ class RowVariable(ResourceVariable):
         self._array = rows
 
     def token(self) -> tf.Tensor:
-        """Returns a tensor whose gradient is that of the variable."""
+        """Returns the single row as a tensor, whose gradient is that of the variable."""
         return self._read_variable_op()
 
     def on_slot(self, function: Callable[[str, RowVariable], None]) -> None:
@@ -158,7 +158,7 @@ class RowVariable(ResourceVariable):
           ValueError: if the value does not have this variable's shape, or the optimizer cannot
             train only the touched rows.
         """
-        optimizer = innermost(is_optimizer)
+        optimizer = innermost_self(is_optimizer)
         if optimizer is not None:
             check_trains_rows(optimizer)
             update_without_xla(optimizer)
@@ -185,18 +185,18 @@ class RowVariable(ResourceVariable):
         return self.add_slot(key, self._new_slot(name, key, value[0]))
 
     def defer(self, update: Callable[[], Any]) -> None:
-        """Keeps an update until `run_deferred`.
+        """Defers an update until `run_deferred`.
 
-        With several replicas, the rows of a step come into view when its gradients are summed.
-        Keras 3 decays weights before that: at once, it would decay the rows of the step before.
+        With several replicas, the rows of a step are put in view when its gradients are summed.
+        Keras 3 applies weight decay before that; otherwise, the previous step's rows would decay.
         """
         self._deferred.append((_graph(), update))
 
     def run_deferred(self) -> None:
-        """Makes the updates of the running step that `defer` has kept."""
+        """Makes the deferred updates of the running step."""
         deferred, self._deferred = self._deferred, []
         for graph, update in deferred:
-            if graph is _graph():  # another one's tracing has ended in an error
+            if graph is _graph():  # those of another graph are left from a trace that failed
                 update()
 
     def find_former_slots(self) -> None:
@@ -233,7 +233,7 @@ class RowVariable(ResourceVariable):
 
     def _ensure_rows(self) -> None:
         """Grows the array to the number of rows that the store has allocated."""
-        # In a graph, once for each view: an update reads and writes every variable several times.
+        # In a graph, once per view, because an update accesses every variable several times.
         version = (self.view.version, tf.compat.v1.get_default_graph())
         if tf.executing_eagerly() or self._resized_for != version:
             self.table.resize(self.view.length.read_value())
@@ -246,7 +246,7 @@ class RowVariable(ResourceVariable):
 
         Args:
           positions: positions of the rows; None is all of them.
-          gradient: positions of the gradient, which no running `update_step` was given.
+          gradient: positions of the gradient, used if no `update_step` is running.
         """
         self._ensure_rows()
         applied = gradient_in_update()
@@ -269,10 +269,10 @@ class RowVariable(ResourceVariable):
             self.view.mark_applied()
 
     def value(self, no_copy: bool = False) -> tf.Tensor:
-        """Returns the rows in view to an optimizer, and the whole table to everyone else.
+        """Returns the rows in view to an optimizer, and the whole table to other code.
 
         Raises:
-          ValueError: if it is not an optimizer that reads, and there is no such matrix.
+          ValueError: if the reader is not an optimizer, and the whole table is not one matrix.
         """
         del no_copy
         return self.table.gather(self._active()) if self._is_updating() else self.read_whole()
@@ -295,21 +295,22 @@ class RowVariable(ResourceVariable):
     def _is_updating(self) -> bool:
         return is_read_by_optimizer()
 
-    def refuse_read(self, received: str = "the state that an optimizer has for them") -> NoReturn:
+    def refuse_read(self, received: str = "the optimizer's state of the rows") -> NoReturn:
         """Raises ValueError: the table cannot be read as a variable."""
         raise ValueError(
-            "Only an optimizer can read the rows of an embedding as a variable, unless they are "
-            "the matrix of a keras.layers.Embedding: all in this process, of one table whose ids "
-            "are 0, 1, 2, ... Received: a read of "
-            f"{self.table_name!r}, {received}. Call the layer on the ids whose rows you need, for "
-            "a tied output or a penalty, compile with AdamW for decay, or use the layer's rows()."
+            "Only an optimizer can read the rows of an embedding as a variable, unless they form "
+            "a matrix like that of a keras.layers.Embedding: all in this process, in one table "
+            "whose ids are 0, 1, 2, ... Received: a read of "
+            f"{self.table_name!r}, {received}. Call the layer on the ids whose rows you need (for "
+            "a tied output or a penalty), compile with AdamW (for weight decay), or call "
+            "layer.rows()."
         )
 
     @property
     def _handle(self) -> Any:
-        # The handle is that of the single row that stands for the table, from which `token` takes
-        # its gradient. Eager operations written in C++ would read that row through this attribute.
-        # Without a handle they convert the variable, that is, call `value`.
+        # The handle of the single row that stands for the table, whose gradient `token` needs.
+        # Eager operations implemented in C++ would read that row through this attribute. If it is
+        # None, they convert the variable instead, which calls `value`.
         if tf.executing_eagerly() and _is_operation(inspect.currentframe().f_back):  # type: ignore[union-attr]
             return None
         return self._own_handle
@@ -325,33 +326,31 @@ class RowVariable(ResourceVariable):
         Raises:
           ValueError: if a legacy optimizer of tf_keras reads it, to write to the variable's memory.
         """
-        asking = inspect.currentframe().f_back.f_locals.get("self")  # type: ignore[union-attr]
-        if is_legacy(asking):
-            check_trains_rows(asking)
+        caller = inspect.currentframe().f_back.f_locals.get("self")  # type: ignore[union-attr]
+        if is_legacy(caller):
+            check_trains_rows(caller)
         return self._handle
 
     def numpy(self) -> np.ndarray:
         """Returns the whole table; in `get_weights`, the token of a new snapshot.
 
-        See [Note: tokens] in embedding/checkpoint/weight_tokens.py.
-
-        That of a slot variable is the single row that stands for it.
+        See [Note: tokens] in embedding/checkpoint/weight_tokens.py. For a slot variable, returns
+        the single row that stands for it.
 
         Raises:
-          ValueError: if a table's variable is written to a model's .h5 file, which lacks the rows,
-            or it cannot be read as a whole.
+          ValueError: if a table's variable is written to a model's .h5 file, which would lack the
+            rows, or if it cannot be read as a whole.
         """
         if self.snapshots is None:
-            return self._make_stand_in()
+            return self._single_row()
         if is_writing_h5():
             self._refuse_array()
         return self.snapshots.take() if is_read_by_get_weights() else self.value().numpy()
 
-    def _make_stand_in(self) -> np.ndarray:
+    def _single_row(self) -> np.ndarray:
         return np.array(self._read_variable_op())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the same as `numpy`."""
         del copy
         return np.asarray(self.numpy(), dtype)
 
@@ -359,8 +358,8 @@ class RowVariable(ResourceVariable):
         raise ValueError(
             "An embedding's rows cannot be converted to an array. Received: such a conversion of "
             f"{self.table_name!r}, as for a model's .h5 file. Save the model to a path that ends "
-            "in '.keras', its weights to one that ends in '.weights.h5', or use the layer's rows() "
-            "or save_rows()."
+            "in '.keras', or its weights to one that ends in '.weights.h5', or call layer.rows() "
+            "or layer.save_rows()."
         )
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -376,36 +375,36 @@ class RowVariable(ResourceVariable):
         return self
 
     def _check_updating(self) -> None:
-        """Checks that an optimizer writes, since others do not know which rows are in view.
+        """Checks that an optimizer is writing, because other code does not know the rows in view.
 
         Raises:
-          ValueError: if nothing else than a user's code does.
+          ValueError: if no optimizer is writing.
         """
         if not self._is_updating():
             raise ValueError(
                 "Only an optimizer can write to the rows of an embedding as a variable. Received: "
-                f"values for {self.table_name!r}. Set rows with the layer's set_rows, apply a "
-                "gradient with optimizer.apply_gradients, or pass tf.IndexedSlices to scatter_sub."
+                f"values for {self.table_name!r}. Set rows with layer.set_rows, apply a gradient "
+                "with optimizer.apply_gradients, or pass tf.IndexedSlices to scatter_sub."
             )
 
     def _restore_snapshot(self, value: Any) -> bool:
-        """Restores a value that `numpy` returned and `model.set_weights` assigns.
+        """Restores the rows of a token that `numpy` returned and `model.set_weights` assigns.
 
         Returns:
-          Whether the value has the shape of such a value.
+          Whether the value has the shape of a token.
 
         Raises:
-          ValueError: if the value has that shape but was not returned by `numpy`.
+          ValueError: if the value has the shape of a token but was not returned by `numpy`.
         """
         if tuple(getattr(value, "shape", ())) != tuple(self.shape):
             return False
         if self.snapshots is not None:
             self.snapshots.restore(np.array(value))
-        elif not np.array_equal(np.array(value), self._make_stand_in()):
+        elif not np.array_equal(np.array(value), self._single_row()):
             raise ValueError(
                 "The optimizer state of an embedding's rows can only be set together with the "
-                f"rows. Received: other values for {self.name!r}. Load the weights, or call the "
-                "layer's load_rows."
+                f"rows. Received: other values for {self.name!r}. Load the weights, or call "
+                "layer.load_rows."
             )
         return True
 
@@ -423,8 +422,8 @@ class RowVariable(ResourceVariable):
         """Adds to rows, indexed by their positions in the view."""
         delta = as_tensors(sparse_delta)
         rows = self._active(gradient=delta.indices)
-        # A position may be repeated, and an array adds to distinct rows. On a GPU, the order in
-        # which such values are added would be left to chance.
+        # Positions may be repeated, but an array can only add to distinct rows. On a GPU, the order
+        # in which values are added would not be deterministic.
         with tf.device(HOST):
             values = sum_by_position(delta.values, delta.indices, tf.size(rows))
         self._write_rows(self.table.add, *self.view.in_view(rows, values))
@@ -447,7 +446,7 @@ def _graph() -> tf.Graph | None:
 
 
 def _is_operation(frame: FrameType | None) -> bool:
-    """Returns whether a frame is that of a generated operation, which reads variables in C++."""
+    """Returns whether a frame is that of a generated op function, which reads variables in C++."""
     return frame is not None and Path(frame.f_code.co_filename).name.startswith("gen_")
 
 
@@ -459,28 +458,28 @@ def new_name() -> str:
 def recognize_slots() -> None:
     """Makes variable creation recognize slot variables by name, without a strategy.
 
-    This applies to the current thread, until the end of the innermost scope that it is called in,
-    such as that of TensorFlow's default strategy. So a layer calls it again whenever it is used.
-    Other variables are not affected.
+    This applies to the current thread, until the innermost scope in which it is called ends, such
+    as that of TensorFlow's default strategy. So a layer calls it again whenever it is used. Other
+    variables are not affected.
     """
     with tf.init_scope():
         add_variable_creator(_create)
 
 
-def table_asked_for(kwargs: dict[str, Any]) -> RowVariable | None:
+def requested_table(kwargs: dict[str, Any]) -> RowVariable | None:
     """Returns the table's variable that has the requested name; None if there is none.
 
-    Keras 3 creates a layer's weights later if it builds a model by tracing it.
+    When Keras 3 builds a model by tracing it, the weights are created after the variable.
     """
     return _named.get(kwargs.get("name") or "")
 
 
 def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
     name = kwargs.get("name") or ""
-    table = table_asked_for(kwargs)
+    table = requested_table(kwargs)
     if table is not None:
         return table
-    # A variable without an initial value is one that TensorFlow loads from a SavedModel.
+    # TensorFlow creates variables without an initial value when it loads a SavedModel.
     is_slot = not kwargs.get("trainable") and kwargs.get("initial_value") is not None
     if "embeddings_rows_" in name and is_slot:
         for known, variable in list(_named.items()):
@@ -490,15 +489,15 @@ def _create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def check_identifies_rows(gradient: Any, variable: RowVariable) -> None:
-    """Checks that the gradient of a table, summed over replicas, says which rows it is for.
+    """Checks that the gradient of a table, summed over replicas, identifies its rows.
 
     Raises:
-      ValueError: if it is a dense tensor, of which each replica had one for other rows.
+      ValueError: if it is a dense tensor, because replicas had gradients of different rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         raise ValueError(
             "With several replicas, the gradient of an embedding must be tf.IndexedSlices, which "
-            f"identify its rows. Received: a dense gradient of {variable.table_name!r}, as Keras "
-            "3's global_clipnorm and functions of gradients return it. Use clipnorm or clipvalue, "
-            "or leave the embedding's gradient unchanged."
+            f"identify its rows. Received: a dense gradient of {variable.table_name!r}, such as "
+            "Keras 3's global_clipnorm and functions of gradients return. Use clipnorm or "
+            "clipvalue, or leave the embedding's gradient unchanged."
         )

@@ -4,10 +4,10 @@
 See [Note: the rows in view] in row_variable.py for what a view is. A gradient indexes its rows by
 their positions in the view, so it is only valid for its own view. If another gradient is computed
 before it is applied, its view is lost, and applying it must raise an error. So a stale gradient
-must be recognizable even after it was clipped, deduplicated or made dense, all of which preserve
-the positions and the number of rows. Therefore, the positions of a gradient start behind those at
-which unapplied gradients started, and end where none of these ended. If each gradient is applied
-before the next one is computed, positions start at 0.
+must be recognizable even after it was clipped, deduplicated or converted to a dense tensor; all of
+these preserve the positions and the number of rows. Therefore, the positions of a gradient start
+after the start of every unapplied gradient, and end where none of these ended. If each gradient is
+applied before the next one is computed, positions start at 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RowView:
             self._dropped = ResourceVariable(
                 tf.zeros([0, 2], tf.int64), trainable=False, shape=[None, 2]
             )
-        # What was checked last, in which graph and view, and the operations of the check.
+        # The gradient that was checked last, its graph and view, and the operations of the check.
         self._checked: tuple[Any, Any, list[tf.Operation]] = (lambda: None, None, [])
         self.version = object()
 
@@ -60,7 +60,7 @@ class RowView:
     def show_gradient(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Puts the rows of a gradient in view; returns their positions, and the end of these.
 
-        The order of the reads and writes below matters: `_start_of_next` looks at the view before.
+        The order of the reads and writes below matters: `_start_of_next` reads the previous view.
         """
         with tf.device(HOST):
             size = tf.size(rows, tf.int64)
@@ -77,22 +77,22 @@ class RowView:
 
     def _start_of_next(self, size: tf.Tensor) -> tf.Tensor:
         """Returns the first position of a gradient of `size` rows, given the unapplied ones."""
-        # The view before is of a gradient that is dropped, unless it was applied or has no rows.
+        # The gradient of the previous view is dropped, unless it was applied or has no rows.
         before = self._range.read_value()
         is_dropped = ~self._is_applied.read_value() & (before[1] > before[0])
         dropped = self._dropped.read_value()
-        # Beyond the limit, all are forgotten: a program that only looks at its gradients, and never
-        # applies them, must not grow.
+        # Beyond the limit, all are forgotten, so that the memory of a program that computes
+        # gradients without ever applying them does not grow.
         dropped = dropped[: tf.where(tf.shape(dropped)[0] < _MAX_DROPPED, _MAX_DROPPED, 0)]
         dropped = tf.concat([dropped, before[tf.newaxis][: tf.cast(is_dropped, tf.int32)]], 0)
         self._dropped.assign(dropped)
-        # Behind all starts, so that an old gradient has a position in front of the view; and the
-        # first of n + 1 candidates whose end is none of the n ends, so that its length differs.
+        # After all starts, so that an old gradient has a position before the view; and the first of
+        # n + 1 candidates whose end differs from all n ends, so that its length differs.
         starts, ends = dropped[:, 0], dropped[:, 1]
         least = tf.reduce_max(tf.concat([starts + 1, [0]], 0))
         starts = tf.range(least, least + tf.size(ends, tf.int64) + 1)
         start = tf.raw_ops.ListDiff(x=starts, y=ends - size).out[0]
-        # Without rows nothing is updated, and the table may have no row to pad the view with.
+        # Without rows, nothing is updated, and the table may have no row to pad the view with.
         return tf.where(size > 0, start, 0)
 
     def _set(self, rows: tf.Tensor, within: tf.Tensor) -> None:
@@ -132,12 +132,12 @@ class RowView:
             self._is_applied.assign(True)
 
     def _checks(self, positions: tf.Tensor | None, gradient: Any) -> list[tf.Operation]:
-        """Returns operations that end the step if the rows in view are not a gradient's."""
+        """Returns operations that fail the step if the rows in view are not those of a gradient."""
         applied = positions if gradient is None else gradient
         if applied is None:
             return []
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        # Cached, since an update reads and writes several variables for one gradient.
+        # Cached, because an update accesses several variables for one gradient.
         checked, where, checks = self._checked
         if checked() is not applied or where != (graph, self.version):
             checks = self._new_checks(applied)
@@ -151,24 +151,24 @@ class RowView:
           gradient: `tf.IndexedSlices`, a dense gradient, or only the positions of one.
         """
         start, end = tf.unstack(self._range.read_value())
-        # See [Note: positions in the view]: what is not known of the gradient passes.
+        # See [Note: positions in the view]. What is unknown about the gradient is not checked.
         count, positions = end, gradient
         if isinstance(gradient, tf.IndexedSlices):
             positions = gradient.indices
             count = end if gradient.dense_shape is None else gradient.dense_shape[0]
         elif gradient.dtype.is_floating:
             count, positions = tf.shape(gradient)[0], end
-        are_behind = tf.reduce_all(tf.cast(positions, tf.int64) >= start)
+        are_in_view = tf.reduce_all(tf.cast(positions, tf.int64) >= start)
         # In the graph of a server, `==` would compare the identity of tensors.
-        is_right = tf.equal(tf.cast(count, tf.int64), end) & are_behind
+        is_current = tf.equal(tf.cast(count, tf.int64), end) & are_in_view
         check = assert_in_step(
-            is_right,
+            is_current,
             [
                 "The gradient of an embedding must be applied before the next one is computed, or "
                 "not at all. Received: a gradient computed before the last one; it ends at "
                 "position",
                 count, "and the last one at", end, "Apply each gradient as soon as it is computed, "
-                "or take one gradient of the sum of the losses.",
+                "or compute one gradient of the sum of the losses.",
             ],
         )  # fmt: skip
         return [] if check is None else [check]

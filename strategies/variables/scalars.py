@@ -28,5 +28,5 @@ class NumberMixin:
 class MirroredVariable(NumberMixin, StockMirroredVariable):
     """A variable with the same value on every replica.
 
-    It has the name of TensorFlow's class, which programs look for in `type(variable).__name__`.
+    It has the name of TensorFlow's class, because programs check `type(variable).__name__`.
     """

@@ -1,10 +1,10 @@
 """Optimizer state sharded over the replicas (ZeRO stage 1), for mode "reduce".
 
-Fluid calls this ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054). Each replica
-updates one part of each variable and holds only that part's optimizer state; the parts of the
-variable are gathered afterwards. Each replica needs only the gradient sums of its own part, but
-gradients are all-reduced, since Keras requests the sums before it names their variables. An update
-runs on a part as described in [Note: an active view] in active_view.py.
+PaddlePaddle's Fluid calls this ReduceStrategy.Reduce, DeepSpeed ZeRO stage 1 (arXiv 1910.02054).
+Each replica updates one part of each variable and holds only that part's optimizer state; the parts
+of the variable are gathered afterwards. Each replica needs only the gradient sums of its own part,
+but gradients are all-reduced, because Keras requests the sums before it names their variables. An
+update runs on a part as described in [Note: an active view] in active_view.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 from strategies.compat.keras import (
     is_legacy,
     is_optimizer,
@@ -28,7 +28,7 @@ from strategies.compat.tensorflow import UpdateContext, select_replica, unique_i
 from strategies.variables.optimizer_traits import is_elementwise, update_without_xla
 from strategies.variables.partitioned import Partition, PartitionedVariable, PartitionSpec, PartView
 
-# Creation arguments of a slot variable that do not apply to its parts: Keras 3.16 passes the shape.
+# Creation arguments of a slot variable that do not apply to its parts. Keras 3.16 passes the shape.
 _OF_WHOLE = ("colocate_with", "aggregation", "shape")
 
 
@@ -57,7 +57,7 @@ class ShardedOptimizerState:
         first_value: Callable[[Any, Any], tf.Tensor],
         kwargs: Mapping[str, Any],
     ) -> PartitionedVariable | None:
-        """Creates a sharded slot variable; returns None if the variable should not be sharded.
+        """Creates a sharded slot variable; returns None if the variable must not be sharded.
 
         Args:
           next_creator: function that creates a variable on the device in scope.
@@ -67,16 +67,16 @@ class ShardedOptimizerState:
         Raises:
           ValueError: if a legacy optimizer of tf_keras requests it.
         """
-        beside = kwargs.get("colocate_with")
-        if not self._is_sharded(beside) or is_written_outside_updates(kwargs["name"]):
+        neighbour = kwargs.get("colocate_with")
+        if not self._is_sharded(neighbour) or is_written_outside_updates(kwargs["name"]):
             return None
         with tf.init_scope():
             value = first_value(kwargs["initial_value"], kwargs.get("dtype"))
-        # State of another shape, such as Adafactor's means of rows, has no parts like a variable.
+        # State of another shape, such as Adafactor's means of rows, cannot be partitioned alike.
         if value.shape != kwargs["colocate_with"].shape:
             return None
-        _prepare(innermost(is_optimizer))
-        partition = self._partition_of(beside)
+        _prepare(innermost_self(is_optimizer))
+        partition = self._partition_of(neighbour)
         options = {k: v for k, v in kwargs.items() if k not in _OF_WHOLE}
         parts = []
         for number, device in zip(partition.numbers, self._devices, strict=True):
@@ -119,8 +119,8 @@ class ShardedOptimizerState:
                 with tf.device(component.device):
                     component.assign(whole)
             return
-        # Anything else, such as the step of an optimizer that uses whole variables, is computed
-        # once and copied: each read of sharded state as a whole is an exchange with all workers.
+        # Any other update, such as that of an optimizer that uses whole variables, is computed once
+        # and copied, because each read of the whole sharded state is an exchange with all workers.
         components = [variable] if isinstance(variable, PartitionedVariable) else variable.values
         first, args, kwargs = select_replica(0, (components[0], tuple(args), dict(kwargs)))
         with tf.device(first.device), UpdateContext(0):
@@ -241,7 +241,7 @@ def _prepare(optimizer: Any) -> None:
 
 
 def _part_of(value: Any, spec: PartitionSpec, number: int) -> Any:
-    """Returns a copy of a part; a slice shares the memory of the whole, and would keep it."""
+    """Returns a copy of a part; a slice would share the memory of the whole and keep it alive."""
     part = spec.part(value, number)
     return part if isinstance(part, tf.IndexedSlices) else tf.raw_ops.DeepCopy(x=part)
 

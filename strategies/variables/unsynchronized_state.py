@@ -1,4 +1,4 @@
-"""Variables that are state of layers, by their creation arguments."""
+"""Recognizes the state of layers by the creation arguments of a variable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def is_unsynchronized_state(kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a variable is a layer's state that nothing else keeps equal on all workers.
+    """Returns whether a variable is state of a layer that would otherwise differ between workers.
 
     Slot variables are not: they are colocated with a variable and updated from reduced gradients.
     """
@@ -27,5 +27,5 @@ def _initial_dtype(kwargs: Mapping[str, Any]) -> tf.DType:
     if kwargs.get("dtype") is not None:
         return tf.as_dtype(kwargs["dtype"])
     value = kwargs["initial_value"]
-    # What a function returns is not known yet; integers are never averaged.
+    # The dtype of a function's result is not known yet; as an integer, it is not averaged.
     return tf.int64 if callable(value) else tf.convert_to_tensor(value).dtype

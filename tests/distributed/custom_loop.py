@@ -132,7 +132,7 @@ def check_values_that_differ_are_named():
     if n == 1:
         strategies.verify_equal(strategy, [first, mine])
         return
-    with raises(RuntimeError, "in 1 of 2 variables, the first of them number 1"):
+    with raises(RuntimeError, "in 1 of 2 variables, the first of them at index 1"):
         strategies.verify_equal(strategy, [first, mine])
 
 

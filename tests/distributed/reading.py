@@ -122,7 +122,7 @@ def check_other_files_on_each_worker_are_refused():
     try:
         strategies.read_files(mine, strategy, 4 * workers, reader=rows)
     except ValueError as error:
-        assert "6 on worker 0, and 5 with other names on worker 1" in str(error), error
+        assert "6 files on worker 0, and 5 with other names on worker 1" in str(error), error
     else:
         raise AssertionError("Other files are taken for the same.")
 

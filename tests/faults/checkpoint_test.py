@@ -256,7 +256,7 @@ def test_a_full_disk_is_said_so_and_leaves_what_was_saved_before(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limit[1]))
     try:
-        with pytest.raises(OSError, match="File too large.*is intact. Make room"):
+        with pytest.raises(OSError, match="File too large.*is intact. Free some space"):
             layer.save_rows(str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -283,10 +283,10 @@ def small_disk(tmp_path):
 def test_a_disk_that_is_full_or_read_only(small_disk):
     layer = saved(small_disk)
     layer.set_rows(np.arange(20000), np.ones([20000, 2], np.float32))
-    with pytest.raises(OSError, match="No space left on device.*is intact. Make room"):
+    with pytest.raises(OSError, match="No space left on device.*is intact. Free some space"):
         layer.save_rows(str(small_disk))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(OSError, match="Read-only file system.*Name a directory"):
+    with pytest.raises(OSError, match="Read-only file system.*Use a directory"):
         layer.save_rows(str(small_disk))
     other = new_layer()
     other.load_rows(str(small_disk))

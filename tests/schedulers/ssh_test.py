@@ -245,7 +245,7 @@ def test_a_dry_run_says_what_would_be_started_where(job, network):
     assert code == 0
     assert not (job.directory / "ready-0").exists()
     note, *lines = output.splitlines()
-    assert "no host is queried" in note
+    assert "hosts are not queried" in note
     for worker, (line, address) in enumerate(zip(lines, network.addresses, strict=True)):
         assert line.startswith(f"worker {worker} on {address}: cd {job.directory} && ")
         assert f'"worker": ["{network.addresses[0]}:7000", "{network.addresses[1]}:7000"]' in line

@@ -19,7 +19,7 @@ def test_a_full_disk_leaves_the_previous_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="No space left .* Make room"):
+    with pytest.raises(OSError, match="No space left .* Free some space"):
         strategies.draw_placement(path, strategies.MirroredStrategy())
     assert path.read_bytes() == b"previous"
 

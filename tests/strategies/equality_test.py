@@ -33,11 +33,11 @@ def test_replicas_with_different_values_are_found(api):
     bias = dense.bias
     second = getattr(bias, "_value", bias).values[1]
     second.assign_add([1.0])
-    with pytest.raises(RuntimeError, match="in 1 of 2 variables, the first of them number 1"):
+    with pytest.raises(RuntimeError, match="in 1 of 2 variables, the first of them at index 1"):
         strategies.verify_equal(strategy, dense.variables)
 
 
 def test_a_model_in_place_of_its_variables_is_refused():
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    with pytest.raises(TypeError, match="Received: Sequential. Pass for example model.variables"):
+    with pytest.raises(TypeError, match="Received: Sequential. Pass model.variables, for example"):
         strategies.verify_equal(tf.distribute.get_strategy(), model)

@@ -52,7 +52,7 @@ def test_where_tasks_are_placed(roles, ps_hosts, placed):
 
 
 def test_workers_beyond_the_slots_and_ps_hosts_without_ps_are_refused():
-    with pytest.raises(ClusterConfigError, match="5 for the 4 slots of a, b"):
+    with pytest.raises(ClusterConfigError, match="5 tasks for the 4 slots of a, b"):
         place(Roles(5), HOSTS)
     with pytest.raises(ClusterConfigError, match="requires parameter servers. Received: none"):
         place(Roles(1), HOSTS, [Host("c")])

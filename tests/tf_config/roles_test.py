@@ -16,7 +16,7 @@ def ranked(total, rank):
 
 def test_roles_are_given_in_the_order_of_ranks():
     roles = Roles.of(6, ps=2, chief=True, evaluator=True)
-    given = [roles.given_to(ranked(6, rank)) for rank in range(6)]
+    given = [roles.assign_to(ranked(6, rank)) for rank in range(6)]
     assert [str(config.task) for config in given] == [
         "chief 0", "worker 0", "worker 1", "ps 0", "ps 1", "evaluator 0",
     ]  # fmt: skip
@@ -29,7 +29,7 @@ def test_roles_are_given_in_the_order_of_ranks():
 
 
 def test_more_than_ten_workers_keep_their_order():
-    config = Roles.of(12, chief=True).given_to(ranked(12, 11))
+    config = Roles.of(12, chief=True).assign_to(ranked(12, 11))
     assert config.task == Task("worker", 10)
     assert config.address.host == "n11"
 
@@ -37,4 +37,4 @@ def test_more_than_ten_workers_keep_their_order():
 @pytest.mark.parametrize("workers", [1, 3])
 def test_as_many_processes_as_roles(workers):
     with pytest.raises(ClusterConfigError, match="Received: 2 processes"):
-        Roles(workers).given_to(ranked(2, 0))
+        Roles(workers).assign_to(ranked(2, 0))

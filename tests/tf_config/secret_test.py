@@ -18,7 +18,7 @@ from tf_config.launcher.reports import CREATED, ENTERED, report
 from tf_config.launcher.settings import SIDECAR_VARIABLE
 from tf_config.launcher.sidecar import Sidecar
 from tf_config.rendezvous import Participant, rendezvous
-from tf_config.rendezvous.http_store import StoreServer, ask
+from tf_config.rendezvous.http_store import StoreServer, send_request
 from tf_config.roles import Roles
 from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
 
@@ -56,12 +56,12 @@ def test_a_secret_that_can_be_guessed_is_refused_and_not_shown():
 
 def test_a_store_answers_those_who_have_the_secret():
     with serving(StoreServer(("127.0.0.1", 0), OURS)) as at:
-        assert ask(at, "PUT", "/a", b"1", OURS) == (200, b"")
+        assert send_request(at, "PUT", "/a", b"1", OURS) == (200, b"")
         for secret in ("", OTHER):
-            assert ask(at, "GET", "/a", secret=secret) == (403, b"")
-            assert ask(at, "PUT", "/a", b"2", secret) == (403, b"")
-            assert ask(at, "DELETE", "/a", secret=secret) == (403, b"")
-        assert ask(at, "GET", "/a", secret=OURS) == (200, b"1")
+            assert send_request(at, "GET", "/a", secret=secret) == (403, b"")
+            assert send_request(at, "PUT", "/a", b"2", secret) == (403, b"")
+            assert send_request(at, "DELETE", "/a", secret=secret) == (403, b"")
+        assert send_request(at, "GET", "/a", secret=OURS) == (200, b"1")
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "99999999999", "1_0"])
@@ -70,7 +70,7 @@ def test_a_length_that_is_none_is_refused_at_once(length):
         with socket.create_connection((at.host, at.port), 5) as stranger:
             stranger.sendall(f"PUT /a HTTP/1.0\r\nContent-Length: {length}\r\n\r\n".encode())
             assert stranger.recv(1 << 10).split()[1] == b"413"
-        assert ask(at, "PUT", "/a", b"1") == (200, b"")
+        assert send_request(at, "PUT", "/a", b"1") == (200, b"")
 
 
 def test_what_is_no_http_disturbs_nobody(capsys):
@@ -78,7 +78,7 @@ def test_what_is_no_http_disturbs_nobody(capsys):
         for data in (b"\xff\x00\r\n\r\n", b"PUT /a HTTP/1.0\r\nContent-Length: 9\r\n\r\nx", b""):
             with socket.create_connection((at.host, at.port), 5) as stranger:
                 stranger.sendall(data)
-        assert ask(at, "PUT", "/a", b"1") == (200, b"")
+        assert send_request(at, "PUT", "/a", b"1") == (200, b"")
     assert capsys.readouterr() == ("", "")
 
 
@@ -100,10 +100,10 @@ def test_horovod_gets_through_the_relay_and_strangers_do_not():
     try:
         store = Address.parse(environ["KERAS_STRATEGIES_RENDEZVOUS"])
         relay = Address.parse(own.environ[SIDECAR_VARIABLE])
-        assert ask(relay, "PUT", "/global/0", b"here") == (200, b"")  # as Horovod asks
-        assert ask(relay, "GET", "/global/0") == (200, b"here")
-        assert ask(store, "GET", "/global/0") == (403, b"")
-        assert ask(relay, "PUT", f"/tf-config/{CREATED}")[0] == 403
+        assert send_request(relay, "PUT", "/global/0", b"here") == (200, b"")  # as Horovod asks
+        assert send_request(relay, "GET", "/global/0") == (200, b"here")
+        assert send_request(store, "GET", "/global/0") == (403, b"")
+        assert send_request(relay, "PUT", f"/tf-config/{CREATED}")[0] == 403
         report(CREATED, {**own.environ, SECRET_VARIABLE: OURS})
         assert own.is_unsynchronized
         report(ENTERED, {**own.environ, SECRET_VARIABLE: OTHER})
@@ -152,7 +152,9 @@ def test_a_meeting_of_others_is_not_joined(monkeypatch):
 
         threading.Thread(target=answer, daemon=True).start()
         url = f"tcp://127.0.0.1:{impostor.getsockname()[1]}"
-        with pytest.raises(ClusterConfigError, match="answers without this job's KERAS_"):
+        with pytest.raises(
+            ClusterConfigError, match="answers without the signature of this job's KERAS_"
+        ):
             rendezvous(url, Participant(Roles(2), 1), 0.5, lambda text: None)
 
 

@@ -1,4 +1,4 @@
-"""The memory that tables take in a task."""
+"""The memory that embedding tables use in a task."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 from tf_config.capacity.table import PlannedTable
 
 FLOAT = 4
-# The step in which a row was last trained, and how often it was trained: one int64.
+# The last step that trained a row, and the number of such steps, packed into one int64.
 TIMES_AND_COUNTS = 8
-# An entry of TensorFlow's MutableHashTable, measured: 40 to 48, depending on its load.
+# An entry of TensorFlow's MutableHashTable, measured: 40 to 48, depending on the load factor.
 MAP_ENTRY = 48
 # A Python process with TensorFlow, Keras and a small model, measured.
 PROGRAM = 700 << 20
 # TensorFlow's in-place operations count rows in int32.
 MOST_ROWS = 2**31 - 1
-# Left behind by an array that is not small when it grows and moves, measured.
+# What the allocator keeps when an array that is larger than _SMALL grows and is moved, measured.
 _SMALL, _LEFT_BEHIND = 16 << 20, 64 << 20
-# A row's entry in the list of ids and places that is built to save a table, and the pieces in which
-# rows are written, measured.
+# For saving: a row's entry in the list of ids and row indices, and the buffers with which the rows
+# are written, measured.
 _LISTED, _PIECES = 16, 48 << 20
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory, in bytes, of one task that has an equal part of the rows.
+    """The memory, in bytes, of one task that holds an equal share of the rows.
 
     Attributes:
       rows: the values of the rows.
       slot_variables: the optimizer's slot variables for these rows.
-      times_and_counts: the step in which each row was last trained, and how often it was trained.
+      times_and_counts: the last step that trained each row, and the number of such steps.
       map: the map from ids to rows.
-      growth: memory that arrays leave behind when they grow and move.
+      growth: memory that stays allocated after arrays have grown and were moved.
       program: Python, TensorFlow, Keras and a small model.
-      saving: added while saving: a list of the largest table's ids, and some rows at a time.
-      moving: added while the largest array is copied to a place with more room.
+      saving: additional memory while saving: a list of the largest table's ids, and buffers.
+      moving: additional memory while the largest array is copied to a larger one.
       most_rows: the number of rows (not bytes) of the longest array; tables of the same width share
         an array.
     """
@@ -59,8 +59,8 @@ class Memory:
     @property
     def state(self) -> float:
         """The memory held for the tables."""
-        held = self.rows + self.slot_variables + self.times_and_counts + self.map
-        return held + self.growth
+        rows = self.rows + self.slot_variables + self.times_and_counts + self.map
+        return rows + self.growth
 
     @property
     def peak(self) -> float:
@@ -78,7 +78,7 @@ def row_bytes(width: int, slot_variables: int) -> int:
 
 
 def memory_of(tables: Sequence[PlannedTable], slot_variables: int, holders: int) -> Memory:
-    """Returns the memory of each of `holders` tasks among which the tables' rows are divided."""
+    """Returns the memory of each of the `holders` tasks among which the rows are divided."""
     parts = {table.name: math.ceil(table.rows / holders) for table in tables}
     values = sum(FLOAT * table.width * parts[table.name] for table in tables)
     widths: dict[int, float] = {}

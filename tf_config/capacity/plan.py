@@ -1,4 +1,4 @@
-"""Capacity plans: whether tables fit on a number of tasks, the limit, and the tasks needed."""
+"""Capacity plans: whether embedding tables fit, what limits them, and how many tasks they need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_TASKS = 1 << 40
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """The memory and traffic of tables on a number of tasks, and the limit; prints as tables.
+    """The memory and traffic of embedding tables, and the limit; `str` returns a report.
 
     Attributes:
       tables: the tables.
@@ -74,9 +74,9 @@ class CapacityPlan:
 
     @property
     def worker_bytes(self) -> tuple[float, float]:
-        """The number of bytes that one worker sends, and receives, in a step."""
+        """The numbers of bytes that one worker sends and receives in a step."""
         traffic = self.traffic.values()
-        if not self.servers:  # a worker requests as many rows as are requested from it
+        if not self.servers:  # each worker requests as many rows as the others request from it
             total = sum(each.total for each in traffic)
             return total, total
         return sum(each.ids + each.gradients for each in traffic), sum(
@@ -85,7 +85,7 @@ class CapacityPlan:
 
     @property
     def server_bytes(self) -> tuple[float, float]:
-        """The number of bytes that one server sends, and receives, in a step; 0 without servers."""
+        """The numbers of bytes that one server sends and receives in a step; 0 without servers."""
         if not self.servers:
             return 0.0, 0.0
         sent, received = self.worker_bytes
@@ -94,7 +94,7 @@ class CapacityPlan:
 
     @property
     def network_seconds(self) -> float | None:
-        """The minimum number of seconds that a step takes on the network; None if unknown."""
+        """The minimum number of seconds that the network needs for a step; None if unknown."""
         if self.gbit_per_second is None:
             return None
         return self._seconds(max(*self.worker_bytes, *self.server_bytes))
@@ -102,17 +102,17 @@ class CapacityPlan:
     @property
     def tasks_needed(self) -> int | None:
         """The minimum number of tasks to hold the rows; None if no number is enough."""
-        found = [_least(self._fits), 1]
-        if self.servers and self._bytes_a_step is not None:
-            of_all = max(self.server_bytes) * self.servers
-            found.append(max(math.ceil(of_all / self._bytes_a_step), 1))
-        if None in found or not self._workers_keep_up:
+        needed = _least(self._fits)
+        if needed is None or not self._workers_keep_up:
             return None
-        return max(each for each in found if each is not None)
+        if self.servers and self._bytes_a_step is not None:
+            all_servers = max(self.server_bytes) * self.servers
+            needed = max(needed, math.ceil(all_servers / self._bytes_a_step))
+        return needed
 
     @property
     def limit(self) -> str:
-        """The limit that is exceeded: "rows" of an array, "memory", "network" or "neither"."""
+        """The exceeded limit: "rows" (of an array), "memory", "network" or "neither"."""
         memory = self.memory
         if memory.most_rows > MOST_ROWS:
             return "rows"
@@ -162,7 +162,7 @@ class CapacityPlan:
                 f"{table.rows:,.0f} x {table.width}",
                 f"{self.traffic[table.name].unique:,.0f}",
                 *(
-                    shown_bytes(getattr(self.traffic[table.name], name))
+                    format_bytes(getattr(self.traffic[table.name], name))
                     for name in ("ids", "rows", "gradients")
                 ),
             )
@@ -171,26 +171,26 @@ class CapacityPlan:
         header = ("table", "rows", "unique ids per step", "ids", "rows", "gradients")
         lines = [
             text_table(
-                (f"memory of each {kind}", ""), [(k, shown_bytes(v)) for k, v in held.items()]
+                (f"memory of each {kind}", ""), [(k, format_bytes(v)) for k, v in held.items()]
             ),
             text_table(header, traffic, "traffic of one worker per step"),
-            *self._words(kind),
+            *self._summary(kind),
         ]
         return "\n".join(lines)
 
-    def _words(self, kind: str) -> list[str]:
-        """Returns the lines that sum up the plan."""
-        sent, received = map(shown_bytes, self.worker_bytes)
+    def _summary(self, kind: str) -> list[str]:
+        """Returns the lines that summarize the plan."""
+        sent, received = map(format_bytes, self.worker_bytes)
         lines = [f"a worker sends {sent} per step, and receives {received}"]
         if self.servers:
-            sent, received = map(shown_bytes, self.server_bytes)
+            sent, received = map(format_bytes, self.server_bytes)
             lines.append(f"a server sends {sent} per step, and receives {received}")
         seconds = self.network_seconds
         if seconds:
             most = self.batch * self.workers / seconds
             lines.append(
-                f"the network takes {seconds * 1000:,.1f} ms for that, so at most {most:,.0f} "
-                "examples per second"
+                f"the network needs {seconds * 1000:,.1f} ms per step, which limits training to "
+                f"{most:,.0f} examples per second"
             )
         lines.append(f"limit: {self.limit}")
         needed = self.tasks_needed
@@ -198,7 +198,7 @@ class CapacityPlan:
             lines.append(f"{kind}s needed: {needed:,}")
         elif _least(self._fits) is None:
             lines.append(
-                f"{kind}s needed: no number is enough, because the program alone fills them"
+                f"{kind}s needed: no number is enough, because the program alone needs more memory"
             )
         elif self.step_seconds is not None:
             rate = max(self.worker_bytes) * 8 / self.step_seconds / 1e9
@@ -220,7 +220,7 @@ def plan_capacity(
     gbit_per_second: float | None = None,
     step_seconds: float | None = None,
 ) -> CapacityPlan:
-    """Returns a plan of the memory, traffic and tasks that embedding tables need.
+    """Returns a plan of the memory, network traffic and tasks that embedding tables need.
 
     >>> tables = {"users": {"rows": 1e9, "width": 16, "zipf": 1.05}}
     >>> plan = plan_capacity(tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32)
@@ -251,7 +251,7 @@ def plan_capacity(
     for name, count, least in (("workers", workers, 1), ("servers", servers, 0)):
         number(name, count, least)
         if count != int(count):
-            raise ClusterConfigError(f"{name} must be a whole number. Received: {count!r}.")
+            raise ClusterConfigError(f"{name} must be an integer. Received: {count!r}.")
     number("batch", batch, 1)
     for name, value in (
         ("memory_gib", memory_gib),
@@ -262,7 +262,8 @@ def plan_capacity(
             number(name, value, 0, is_above=True)
     if step_seconds is not None and gbit_per_second is None:
         raise ClusterConfigError(
-            "step_seconds requires gbit_per_second. Received: step_seconds only."
+            "step_seconds requires gbit_per_second. Received: step_seconds only. Add "
+            "gbit_per_second."
         )
     return CapacityPlan(
         tables=tuple(PlannedTable.from_dict(name, table) for name, table in tables.items()),
@@ -276,10 +277,10 @@ def plan_capacity(
     )
 
 
-def shown_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Returns a number of bytes as text in a suitable unit.
 
-    >>> shown_bytes(12), shown_bytes(3 << 19), shown_bytes(7e12)
+    >>> format_bytes(12), format_bytes(3 << 19), format_bytes(7e12)
     ('12 bytes', '1.5 MiB', '6.4 TiB')
     """
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -297,14 +298,14 @@ def _slot_variables(optimizer: Any) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 100:
         raise ClusterConfigError(
             f"optimizer must be one of {', '.join(SLOT_VARIABLES)}, or the number of its slot "
-            f"variables. Received: {quoted(optimizer)}. Choose one of "
-            f"these.{suggestion(optimizer, SLOT_VARIABLES)}"
+            f"variables. Received: {quoted(optimizer)}. Choose one of these."
+            f"{suggestion(optimizer, SLOT_VARIABLES)}"
         )
     return count
 
 
 def _least(fits: Callable[[int], bool]) -> int | None:
-    """Returns the smallest number of tasks that fits; None if none does."""
+    """Returns the smallest number of tasks for which `fits` returns True; None if there is none."""
     if not fits(_MOST_TASKS):
         return None
     low, high = 0, 1

@@ -1,4 +1,4 @@
-"""An embedding table whose size and use are known in advance."""
+"""An embedding table for a capacity plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 
-# The number of most frequent ids taken one by one, and the number of groups of all other ids.
+# The number of most frequent ids that are evaluated one by one, and of groups of all other ids.
 _SINGLE, _GROUPS = 10_000, 2_000
 
 
@@ -22,11 +22,11 @@ class PlannedTable:
 
     Attributes:
       name: the table's name.
-      rows: the number of ids that get a row.
+      rows: the number of ids that have a row.
       width: the number of values in a row.
       hotness: the number of ids per example, over all features that use the table.
-      unique_ratio: the ratio of unique ids among a worker's ids in a step; `layer.statistics()`
-        returns it for a table in use.
+      unique_ratio: the fraction of unique ids among a worker's ids in a step; `layer.statistics()`
+        returns it for an existing table.
       zipf: alternatively, the exponent of Zipf's law: the frequency of the k-th most frequent id is
         proportional to 1 / k ** zipf; with 0, all ids are equally frequent. With neither
         `unique_ratio` nor `zipf`, no id is assumed to repeat.
@@ -46,22 +46,20 @@ class PlannedTable:
         for name, least in (("rows", 1), ("width", 1), ("hotness", 0)):
             number(f"{name} of the table {quoted(self.name)}", getattr(self, name), least)
         if self.width != int(self.width):
-            raise ClusterConfigError(
-                f"width must be a whole number. Received: width={self.width!r}."
-            )
+            raise ClusterConfigError(f"width must be an integer. Received: width={self.width!r}.")
         if self.unique_ratio is not None:
             number("unique_ratio", self.unique_ratio, 0, 1)
         if self.zipf is not None:
             number("zipf", self.zipf, 0, 10)
         if self.unique_ratio is not None and self.zipf is not None:
             raise ClusterConfigError(
-                "unique_ratio and zipf cannot be combined. Received: both, for "
-                f"{quoted(self.name)}. Leave one out."
+                "unique_ratio and zipf cannot be combined. Received: both for "
+                f"{quoted(self.name)}. Omit one of them."
             )
 
     @classmethod
     def from_dict(cls, name: str, given: Any) -> PlannedTable:
-        """Returns the table with the attributes of a mapping, whose numbers may be text."""
+        """Returns the table with the attributes in a mapping, whose values may be strings."""
         known = [field.name for field in fields(cls) if field.name != "name"]
         rule = f"A table must have rows and width, and may have {', '.join(known[2:])}"
         if not isinstance(given, Mapping):
@@ -69,8 +67,8 @@ class PlannedTable:
         for key in given:
             if key not in known:
                 raise ClusterConfigError(
-                    f"{rule}. Received: {quoted(key)} for {quoted(name)}. Correct it, or leave it "
-                    f"out.{suggestion(key, known)}"
+                    f"{rule}. Received: {quoted(key)} for {quoted(name)}. Correct or omit "
+                    f"it.{suggestion(key, known)}"
                 )
         for key in ("rows", "width"):
             if key not in given:
@@ -81,7 +79,7 @@ class PlannedTable:
         return cls(name, **values)
 
     def unique_of(self, examples: float) -> float:
-        """Returns the expected number of unique ids in a number of examples."""
+        """Returns the expected number of unique ids in this many examples."""
         ids = examples * self.hotness
         if self.unique_ratio is not None:
             return ids * self.unique_ratio
@@ -89,7 +87,7 @@ class PlannedTable:
             return min(ids, self.rows)
         groups = _frequencies(self.rows, self.zipf)
         total = sum(count * weight for count, weight in groups)
-        return sum(count * _comes(weight / total, ids) for count, weight in groups)
+        return sum(count * _occurs(weight / total, ids) for count, weight in groups)
 
 
 def number(
@@ -109,7 +107,7 @@ def number(
 
 
 def parse_number(name: str, value: Any) -> Any:
-    """Returns the number in a text, such as `1e9`; other values are returned unchanged.
+    """Returns the number that a string such as `1e9` represents; returns other values unchanged.
 
     >>> parse_number("rows", "1e9"), parse_number("batch", "7"), parse_number("zipf", None)
     (1000000000, 7, None)
@@ -123,13 +121,13 @@ def parse_number(name: str, value: Any) -> Any:
         raise ClusterConfigError(f"{name} must be a number. Received: {quoted(value)}.") from None
 
 
-def _comes(probability: float, draws: float) -> float:
-    """Returns the probability that an id occurs at least once."""
+def _occurs(probability: float, draws: float) -> float:
+    """Returns the probability that an id occurs at least once in this many draws."""
     return 1.0 if probability >= 1 else -math.expm1(draws * math.log1p(-probability))
 
 
 def _frequencies(rows: float, exponent: float) -> list[tuple[float, float]]:
-    """Returns numbers of ids and their frequencies by Zipf's law, up to a factor.
+    """Returns groups of ids: the number of ids, and their relative frequency by Zipf's law.
 
     >>> _frequencies(3, 1.0)
     [(1.0, 1.0), (1.0, 0.5), (1.0, 0.3333333333333333)]

@@ -1,4 +1,4 @@
-"""The network traffic of tables in a step."""
+"""The network traffic of embedding tables in a step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from tf_config.capacity.memory import FLOAT
 from tf_config.capacity.table import PlannedTable
 
-# The table, the id and its count: int64 each.
+# A requested key consists of the table, the id and its count: int64 each.
 KEY_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes of one table that a worker exchanges in a step with the tasks that hold the rows.
+    """The bytes that a worker exchanges for a table in a step with the tasks that hold its rows.
 
     Attributes:
       unique: the number of unique ids of the worker.
-      away: the number of them whose rows other tasks hold.
+      away: the number of unique ids whose rows other tasks hold.
       ids: the number of bytes of the requests for rows.
       rows: the number of bytes of the rows.
       gradients: the number of bytes of the rows' gradients.
@@ -31,7 +31,7 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """The number of bytes of all of them."""
+        """The total number of bytes."""
         return self.ids + self.rows + self.gradients
 
 
@@ -46,5 +46,5 @@ def traffic_of(table: PlannedTable, batch: float, workers: int, servers: int) ->
     """
     unique = table.unique_of(batch)
     away = unique if servers else unique * (workers - 1) / workers
-    numbers = FLOAT * table.width * away
-    return Traffic(unique, away, KEY_BYTES * away, numbers, numbers)
+    values = FLOAT * table.width * away
+    return Traffic(unique, away, KEY_BYTES * away, values, values)

@@ -1,4 +1,4 @@
-"""The command `tf-config`: each subcommand's arguments and action are in one file."""
+"""The command `tf-config`: each subcommand is in a file with its arguments and its action."""
 
 from __future__ import annotations
 

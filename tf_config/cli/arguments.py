@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and the values that they accept."""
+"""Arguments that several commands have in common, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     Options cannot be abbreviated, because a new option could change the meaning of an abbreviation.
 
     Attributes:
-      siblings: the parsers of the commands beside this one, by name.
+      siblings: the parsers of all commands, by name.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -34,9 +34,9 @@ class Parser(argparse.ArgumentParser):
         self._words: Sequence[str] = ()
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        """Parses arguments; one left over is an error of this command, not of its parent."""
-        given = arguments[0] if arguments else options.get("args")
-        self._words = sys.argv[1:] if given is None else list(given)
+        """Parses arguments; unknown ones are an error of this command, not of its parent."""
+        words = arguments[0] if arguments else options.get("args")
+        self._words = sys.argv[1:] if words is None else list(words)
         namespace, left = super().parse_known_args(*arguments, **options)
         if left:
             hint = self._translations() or self._hint(left[0])
@@ -44,19 +44,19 @@ class Parser(argparse.ArgumentParser):
         return namespace, left
 
     def _translations(self) -> str:
-        """Returns a sentence about each option of other launchers, up to the script."""
+        """Returns a sentence for each option of another launcher that precedes the script."""
         sentences: dict[str, str] = {}
         for word in self._words:
             if word.endswith(".py") or word in ("-m", "--"):
                 break
             if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
                 sentence = translate_option(word, self._option_string_actions, self.prog)
-                way_out = sentence.partition(" is ")[2]
-                sentences.setdefault(way_out, sentence)
+                remedy = sentence.partition(" is ")[2]
+                sentences.setdefault(remedy, sentence)
         return "".join(sentences.values())
 
     def _hint(self, word: str) -> str:
-        """Returns a question or a sentence about a word that is no argument of the command."""
+        """Returns a suggestion for a word that is not an argument of the command."""
         name, known = word.partition("=")[0], self._option_string_actions
         if not word.startswith("-"):
             return ""
@@ -109,7 +109,7 @@ def add_command(
 
 
 def offer_paths(action: argparse.Action, kind: str) -> None:
-    """Makes the shell offer files or directories.
+    """Makes the shell complete an argument with files or directories.
 
     Args:
       action: the action that `add_argument` returned.
@@ -119,17 +119,17 @@ def offer_paths(action: argparse.Action, kind: str) -> None:
 
 
 def offer_words(action: argparse.Action, words: Iterable[str]) -> None:
-    """Makes the shell offer words, for an argument that checks its value itself.
+    """Makes the shell complete an argument with words; the argument checks its value itself.
 
     Args:
       action: the action that `add_argument` returned.
       words: the words to offer.
     """
-    offered, function = " ".join(words), f"_tf_config_{action.dest}"
+    joined, function = " ".join(words), f"_tf_config_{action.dest}"
     action.complete = {  # type: ignore[attr-defined]
         "bash": function,
-        "zsh": f"({offered})",
-        "preamble": {"bash": f'{function}() {{ compgen -W {shlex.quote(offered)} -- "$1"; }}'},
+        "zsh": f"({joined})",
+        "preamble": {"bash": f'{function}() {{ compgen -W {shlex.quote(joined)} -- "$1"; }}'},
     }
 
 
@@ -204,8 +204,8 @@ def ps_hosts(arguments: argparse.Namespace) -> list[Host]:
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the verbosity."""
-    says = parser.add_mutually_exclusive_group()
-    says.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--quiet",
         dest="verbosity",
         action="store_const",
@@ -213,12 +213,12 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="print only errors",
     )
-    says.add_argument(
+    group.add_argument(
         "--verbose",
         dest="verbosity",
         action="store_const",
         const=1,
-        help="print what is started and read, and TensorFlow's notes",
+        help="also print what is started and read, and TensorFlow's notes",
     )
 
 
@@ -240,7 +240,7 @@ def text_of(path: Path, option: str) -> str:
 def count(text: str) -> int:
     """Returns a number from 0 to 99999."""
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        is_address = ":" in text or text.count(".") > 1  # as Paddle's --workers are
+        is_address = ":" in text or text.count(".") > 1  # as in Paddle's --workers
         hint = "; to name hosts, use --hosts H1:N,H2:N" if is_address else ""
         raise argparse.ArgumentTypeError(
             f"the number must be 0 or more, received {quoted(text)}{hint}"
@@ -278,5 +278,5 @@ def seconds(text: str) -> float:
 
 
 def say(text: str) -> None:
-    """Prints a note to standard error, apart from the output."""
+    """Prints a note to standard error, separate from the output."""
     print(f"tf-config: {text}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import argparse
 
 NAME = "completion"
 USAGE = "bash|zsh"
-SUMMARY = "print a script with which the shell completes tf-config's commands and arguments"
+SUMMARY = "print a script that lets the shell complete tf-config's commands and arguments"
 EXAMPLE = 'eval "$(tf-config completion bash)"'
 
 

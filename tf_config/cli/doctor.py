@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a line for each item; returns 2 if one is missing without which nothing works."""
+    """Prints a line for each item; returns 2 if a required one is missing."""
     is_terminal = sys.stdout.isatty()
 
     def begin(name: str) -> None:
@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     clear = _CLEAR if is_terminal else ""
     try:
         for line in examine(Machine.this(), begin=begin):
-            print(f"{clear}{line}", flush=True)  # at once: some take a while
+            print(f"{clear}{line}", flush=True)  # immediately, because some items take a while
             lines.append(line)
     finally:
-        print(clear, end="", flush=True)  # an interrupted one leaves no half of a line
+        print(clear, end="", flush=True)  # also after an interruption
     return exit_code(lines)

@@ -12,7 +12,7 @@ from tf_config.cli.program import (
     add_program,
     add_settings,
     request,
-    warn_of_options_behind,
+    warn_of_options_after_program,
 )
 from tf_config.environments import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, quoted
@@ -38,22 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replaces this process by the program; raises an error if that fails."""
-    warn_of_options_behind(arguments)
-    asked = request(arguments)
+    warn_of_options_after_program(arguments)
+    options = request(arguments)
     what = commands.argv([arguments.program, *arguments.arguments])
     config, origin = configuration(arguments)
-    told = settings(config, origin, asked, os.environ)
+    resolved = settings(config, origin, options, os.environ)
     if arguments.verbosity > 0:
         say(f"{config.task} of {', '.join(map(str, config.cluster.addresses))}, from {origin}")
-        for setting in told:
+        for setting in resolved:
             say(f"{setting.variable}={setting.value} ({setting.origin})")
-    command = commands.command(config, what, os.environ, told, rendezvous_address(config.cluster))
+    rendezvous = rendezvous_address(config.cluster)
+    command = commands.command(config, what, os.environ, resolved, rendezvous)
     # A process that `tf-config run` has started already has a sidecar.
     has_sidecar = origin == "tf_config" and SIDECAR_VARIABLE in os.environ
     try:
-        beside = {} if has_sidecar else fork_sidecar(command.environ)
+        of_sidecar = {} if has_sidecar else fork_sidecar(command.environ)
         bars = _bars(origin, command.environ)
-        os.execvpe(command.argv[0], command.argv, {**command.environ, **bars, **beside})
+        os.execvpe(command.argv[0], command.argv, {**command.environ, **bars, **of_sidecar})
     except OSError as error:
         raise ClusterConfigError(
             "The program of exec must exist and be executable. Received: "
@@ -63,9 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bars(origin: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable that tells a strategy to print progress bars once, if it is to."""
+    """Returns the variable that makes a strategy print progress bars once, if output is a log."""
     environment = ENVIRONMENTS.get(origin)
-    is_made = environment is not None and environment.makes_terminals
-    if BARS_VARIABLE in environ or (os.isatty(1) and not is_made):
+    is_launchers = environment is not None and environment.makes_terminals
+    if BARS_VARIABLE in environ or (os.isatty(1) and not is_launchers):
         return {}
     return {BARS_VARIABLE: WHOLE_BARS}

@@ -1,4 +1,4 @@
-"""Arguments of the commands that find out their process's place in a cluster."""
+"""Arguments of the commands that determine their process's task in a cluster."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def add_environment(parser: argparse.ArgumentParser) -> None:
     )
     offer_words(origin, ENVIRONMENTS)
     parser.add_argument(
-        "--ps", type=count, metavar="N", help="make the scheduler's last N tasks ps"
+        "--ps", type=count, metavar="N", help="make the last N tasks parameter servers"
     )
     parser.add_argument("--chief", action="store_true", help="make the first task the chief")
     parser.add_argument("--evaluator", action="store_true", help="make the last task an evaluator")
     parser.add_argument(
         "--rendezvous",
         metavar="URL",
-        help="where tasks find each other: file:///shared/directory or tcp://first-host:port",
+        help="where the tasks meet: file:///shared/directory or tcp://first-host:port",
     )
     parser.add_argument(
-        "--task", metavar="TYPE:INDEX", help="which task this is, with --rendezvous and --workers"
+        "--task", metavar="TYPE:INDEX", help="this process's task, with --rendezvous and --workers"
     )
     parser.add_argument("--workers", type=count, metavar="N", help="number of workers, with --task")
 
@@ -62,7 +62,7 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
         arrive in time.
     """
     if arguments.rendezvous is not None:
-        check_url(arguments.rendezvous)  # before what else may be missing
+        check_url(arguments.rendezvous)  # before anything that may be missing is reported
     timeout = getattr(arguments, "start_timeout", None)
     interface = getattr(arguments, "interface", None)
     quiet = getattr(arguments, "verbosity", 0) < 0
@@ -72,8 +72,8 @@ def configuration(arguments: argparse.Namespace) -> tuple[TFConfig, str]:
         return _resolve_config(arguments, how), "arguments"
     if arguments.workers is not None:
         raise ClusterConfigError(
-            "--workers requires --task; otherwise the environment determines the number. Received: "
-            "--workers only. Omit it, or add --task."
+            "--workers requires --task; otherwise the environment determines the number of "
+            "workers. Received: --workers only. Omit it, or add --task."
         )
     resolved = read(arguments)
 
@@ -97,18 +97,18 @@ def read(arguments: argparse.Namespace) -> Resolved:
     if path is not None:
         if arguments.origin is not None:
             raise ClusterConfigError(
-                "--file and --from cannot be combined. Received: both. Leave out one of them."
+                "--file and --from cannot be combined. Received: both. Omit one of them."
             )
-        _check_unnamed(arguments, "--file")
+        _check_no_roles(arguments, "--file")
         return Resolved(TFConfig.from_json(text_of(path, "--file")), str(path), {})
     resolved = resolve(os.environ, arguments.origin)
     if resolved is None:
         raise ClusterConfigError(
             f"{VARIABLE} or a scheduler's variables must be set. Received: none of "
-            f"{', '.join(ENVIRONMENTS)}. {_way_out(arguments)}"
+            f"{', '.join(ENVIRONMENTS)}. {_remedy(arguments)}"
         )
     if ENVIRONMENTS[resolved.origin].names_roles:
-        _check_unnamed(arguments, f"the environment '{resolved.origin}'")
+        _check_no_roles(arguments, f"the environment '{resolved.origin}'")
     return resolved
 
 
@@ -129,12 +129,12 @@ def _resolve_config(arguments: argparse.Namespace, how: RendezvousConfig) -> TFC
     return how.run(arguments.rendezvous, Participant(roles, roles.tasks.index(task)), os.environ)
 
 
-def _way_out(arguments: argparse.Namespace) -> str:
-    """Returns what to do in a process that nothing has given a place in a cluster."""
+def _remedy(arguments: argparse.Namespace) -> str:
+    """Returns the remedy for a process to which nothing assigns a task in a cluster."""
     if arguments.rendezvous is not None:
         return (
-            "Tasks without a scheduler must name themselves: add for example --task worker:0 "
-            "--workers 2."
+            "Without a scheduler, the process must be given its task: add for example --task "
+            "worker:0 --workers 2."
         )
     program = getattr(arguments, "program", "train.py")
     words = [program, *getattr(arguments, "arguments", [])]
@@ -147,16 +147,16 @@ def _way_out(arguments: argparse.Namespace) -> str:
     )
 
 
-def _check_unnamed(arguments: argparse.Namespace, who: str) -> None:
+def _check_no_roles(arguments: argparse.Namespace, who: str) -> None:
     """Checks that no option gives roles that are already known."""
     options = {
         f"--ps {arguments.ps}": arguments.ps is not None,
         "--chief": arguments.chief,
         "--evaluator": arguments.evaluator,
     }
-    given = " ".join(option for option, there in options.items() if there)
-    if given:
+    received = " ".join(option for option, is_set in options.items() if is_set)
+    if received:
         raise ClusterConfigError(
             f"--ps, --chief and --evaluator cannot be combined with {who}, which already assigns "
-            f"the roles. Received: {given}. Omit it, or choose another environment with --from."
+            f"the roles. Received: {received}. Omit it, or choose another environment with --from."
         )

@@ -22,7 +22,7 @@ EXAMPLE = (
     "--memory-gib 64"
 )
 _DEEPEST = 32
-# The values that are given in the file or as options.
+# The values that can be set in the file or by options.
 _OPTIONS = {
     "batch": "number of examples per worker and step",
     "workers": "number of workers (1)",
@@ -58,46 +58,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the plan."""
-    given = {} if arguments.file is None else _read(arguments.file)
+    inputs = {} if arguments.file is None else _read(arguments.file)
     for name in _OPTIONS:
         if getattr(arguments, name) is not None:
-            given[name] = getattr(arguments, name)
-    tables = given.pop("tables", {})
+            inputs[name] = getattr(arguments, name)
+    tables = inputs.pop("tables", {})
     if not isinstance(tables, Mapping):
         raise ClusterConfigError(
             f"'tables' must be a mapping from names to tables. Received: {quoted(tables)}."
         )
-    more = [_table(text) for text in arguments.table]
-    for name, _ in more:
-        if [other for other, _ in more].count(name) > 1:
+    from_options = [_table(text) for text in arguments.table]
+    for name, _ in from_options:
+        if [other for other, _ in from_options].count(name) > 1:
             raise ClusterConfigError(
                 f"--table cannot describe the same table twice. Received: {quoted(name)} twice. "
-                "Leave one out."
+                "Omit one of them."
             )
-    tables = {**tables, **dict(more)}
-    if not tables or "batch" not in given:
+    tables = {**tables, **dict(from_options)}
+    if not tables or "batch" not in inputs:
         what = "--batch" if tables else "--table"
         raise ClusterConfigError(
-            f"A plan requires tables and a batch. Received: no {what}. Pass it, or a file that "
-            "contains it."
+            f"A plan requires tables and a batch size. Received: no {what}. Pass it, or a file "
+            "that contains it."
         )
     values = {
         name: value if name == "optimizer" else parse_number(name, value)
-        for name, value in given.items()
+        for name, value in inputs.items()
     }
     print(plan_capacity(tables, **values))
     return 0
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the values in a file."""
     import yaml  # here, because the import is slow
 
     text = text_of(path, "FILE")
     if _depth(text) > _DEEPEST:  # YAML's parser would take very long
         raise ClusterConfigError(
-            f"FILE cannot be nested that deeply. Received: {_depth(text)} nested brackets, in "
-            f"{quoted(str(path))}. Correct it."
+            f"FILE cannot have more than {_DEEPEST} nested brackets. Received: {_depth(text)} in "
+            f"{quoted(str(path))}. Correct the file."
         )
     try:
         values = yaml.safe_load(text)
@@ -114,8 +113,8 @@ def _read(path: Path) -> dict[str, Any]:
     for key in values:
         if key not in known:
             raise ClusterConfigError(
-                f"FILE can contain {', '.join(known)} only. Received: {quoted(key)} in "
-                f"{quoted(str(path))}. Correct it, or leave it out.{suggestion(key, known)}"
+                f"FILE can only contain {', '.join(known)}. Received: {quoted(key)} in "
+                f"{quoted(str(path))}. Correct or omit it.{suggestion(key, known)}"
             )
     return values
 
@@ -147,6 +146,6 @@ def _table(text: str) -> tuple[str, dict[str, str]]:
         if keys.count(key) > 1:
             raise ClusterConfigError(
                 f"--table cannot repeat a key. Received: {quoted(key)} twice in {quoted(text)}. "
-                "Leave one out."
+                "Omit one of them."
             )
     return name, {key: value for key, _, value in pairs}

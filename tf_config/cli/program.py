@@ -57,7 +57,7 @@ def add_settings(
 
 
 class _ProgramAction(argparse.Action):
-    """Stores the program, unless a module is given in its place."""
+    """Stores the program, unless a module has taken its place."""
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class _ProgramAction(argparse.Action):
 
 
 class _ModuleAction(argparse.Action):
-    """Takes all words behind `-m` for a module and its arguments, instead of the program.
+    """Takes all words after `-m` as a module and its arguments, instead of a program.
 
     The program is then `-m`, and its arguments are the module's name and arguments.
     """
@@ -94,7 +94,7 @@ class _ModuleAction(argparse.Action):
         if not values:
             parser.error(f"argument {MODULE}: expected the name of a module")
         namespace.program, namespace.arguments = MODULE, values
-        self._program.required = False  # or argparse would report it missing
+        self._program.required = False  # otherwise argparse would report it as missing
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +104,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="variable; without a value, with its value here",
+        help="environment variable for the program; without VALUE, with its value here",
     )
     program = parser.add_argument(
         "program", action=_ProgramAction, help="a Python script, or a program on the PATH"
@@ -120,7 +120,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="passed to the program unchanged"
     )
-    rest.required = False  # or argparse would report it, too, when the program is missing
+    rest.required = False  # otherwise argparse would report it, too, if the program is missing
     parser.set_defaults(parser=parser)
     offer_paths(program, "file")
     offer_paths(rest, "file")
@@ -143,10 +143,10 @@ def request(arguments: argparse.Namespace) -> LaunchOptions:
     )
 
 
-def warn_of_options_behind(arguments: argparse.Namespace) -> None:
-    """Prints a warning about the command's options that follow the program, which gets them.
+def warn_of_options_after_program(arguments: argparse.Namespace) -> None:
+    """Prints a warning about the command's options after the program, to which they are passed.
 
-    Options that the script's text mentions are meant for the script, and not reported.
+    Options that occur in the script's text are meant for the script, and are not reported.
     """
     script = script_of([arguments.program, *arguments.arguments])
     text = ""
@@ -154,7 +154,7 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
         with contextlib.suppress(OSError):  # reported when the script runs
             text = script.read_text(errors="replace")
     known = arguments.parser._option_string_actions  # noqa: SLF001  # argparse names none
-    ours = [
+    misplaced = [
         word
         for word in arguments.arguments
         if (name := word.partition("=")[0]).startswith("--")
@@ -162,10 +162,10 @@ def warn_of_options_behind(arguments: argparse.Namespace) -> None:
         and name != "--help"
         and not re.search(rf"""["'](--)?{re.escape(name[2:])}\b""", text)
     ]
-    if ours:
+    if misplaced:
         say(
-            f"warning: {', '.join(ours)} follows {script or arguments.program}, so it is passed to "
-            f"it. Options of {arguments.parser.prog} must precede the program."
+            f"warning: {', '.join(misplaced)} follows {script or arguments.program}, so it is "
+            f"passed to it. Options of {arguments.parser.prog} must precede the program."
         )
 
 
@@ -176,6 +176,6 @@ def _variable(text: str) -> tuple[str, str]:
     if not name or not (equals or name in os.environ):
         raise ClusterConfigError(
             "--env must be NAME=VALUE, or the name of a variable that is set. Received: "
-            f"{quoted(text)}. Give it a value."
+            f"{quoted(text)}. Add a value."
         )
     return name, value

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tf_config.cli import render_kubernetes, render_slurm
 from tf_config.cli.arguments import add_command
-from tf_config.cli.program import warn_of_options_behind
+from tf_config.cli.program import warn_of_options_after_program
 from tf_config.errors import ClusterConfigError, quoted
 
 NAME = "render"
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the output of the chosen kind."""
-    warn_of_options_behind(arguments)
+    warn_of_options_after_program(arguments)
     text = arguments.render(arguments)
     if str(arguments.output) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -65,5 +65,5 @@ def _write_new(path: Path, text: str) -> None:
 def _unwritable(path: Path, error: OSError) -> ClusterConfigError:
     return ClusterConfigError(
         f"--output must name a file that can be written. Received: {quoted(str(path))} "
-        f"({error.strerror}). Choose a directory in which you may write."
+        f"({error.strerror}). Choose a directory that you can write to."
     )

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", required=True, help="container image with this package and the program"
     )
-    parser.add_argument("--namespace", metavar="NAME", help="default: the one that kubectl uses")
+    parser.add_argument("--namespace", metavar="NAME", help="namespace (kubectl's default)")
     parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPUs per pod")
     parser.add_argument(
         "--gpus-per-worker", type=positive, metavar="N", help="GPUs per pod, except ps"

@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LINE",
-        help="run first, such as 'module load TensorFlow'",
+        help="line to run first, such as 'module load TensorFlow'",
     )
     parser.add_argument(
         "--sbatch",
         action="append",
         default=[],
         metavar="OPTION",
-        help="for sbatch, as in --sbatch=--exclusive",
+        help="option for sbatch, as in --sbatch=--exclusive",
     )
     parser.add_argument(
         "--max-restarts",
@@ -87,6 +87,6 @@ def render(arguments: argparse.Namespace) -> str:
 
 
 def _own() -> tuple[str, ...]:
-    """Returns the command that is this `tf-config`, whatever the PATH of a batch script is."""
-    beside = Path(sys.executable).with_name("tf-config")
-    return (str(beside),) if beside.exists() else (sys.executable, "-m", "tf_config")
+    """Returns the command of this `tf-config`, independent of the PATH of a batch script."""
+    script = Path(sys.executable).with_name("tf-config")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "tf_config")

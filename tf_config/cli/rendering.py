@@ -25,17 +25,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def options(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Returns the options of `tf-config exec` for the settings and variables in the arguments.
 
-    By default a task has as many threads as CPUs: in a container, TensorFlow would count the CPUs
+    By default, a task has as many threads as CPUs: in a container, TensorFlow would count the CPUs
     of the whole machine.
     """
     launch = request(arguments)
     threads = launch.threads or arguments.cpus_per_worker
-    chosen = {
+    values = {
         "--start-timeout": None if launch.start_timeout is None else f"{launch.start_timeout:g}",
         "--step-timeout": None if launch.step_timeout is None else f"{launch.step_timeout:g}",
         "--threads-per-worker": None if threads is None else str(threads),
         "--interface": launch.interface,
     }
-    words = [(option, value) for option, value in chosen.items() if value is not None]
+    words = [(option, value) for option, value in values.items() if value is not None]
     words += [("--env", f"{name}={value}") for name, value in launch.variables.items()]
     return tuple(word for pair in words for word in pair)

@@ -26,7 +26,7 @@ from tf_config.cli.program import (
     add_program,
     add_settings,
     request,
-    warn_of_options_behind,
+    warn_of_options_after_program,
 )
 from tf_config.environments.allocation import find_allocation
 from tf_config.environments.detect import ENVIRONMENTS
@@ -90,26 +90,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.min_workers is not None and not arguments.max_restarts:
         raise ClusterConfigError(
             "--min-workers requires --max-restarts, because workers are left out only at a "
-            f"restart. Received: --min-workers {arguments.min_workers} only. Add for example "
+            f"restart. Received: --min-workers {arguments.min_workers} only. Add, for example, "
             "--max-restarts 3."
         )
-    warn_of_options_behind(arguments)
+    warn_of_options_after_program(arguments)
     for warning in ENVIRONMENTS["paddle"].warnings(os.environ):
         say(warning)
     if arguments.dry_run:
         if job.elsewhere:
             names = ", ".join(job.elsewhere)
-            say(f"no host is queried: ports and threads on {names} are examples")
+            say(f"hosts are not queried: the ports and threads on {names} are examples")
         for command in job.commands(os.environ, is_dry=True):
             place = "" if command.host is None else f" on {command.host.login}"
             print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")
         return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a character that cannot be shown is no error
+        sys.stdout.reconfigure(errors="replace")  # for characters that the encoding lacks
     console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
     if job.elsewhere and sys.stdout.isatty():
         names, shell = ", ".join(job.elsewhere), Path(job.ssh[0]).name
-        console.begin(f"asking {names} over {shell} for free ports and processors")
+        console.begin(f"querying {names} over {shell} for free ports and processors")
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(
         restarts.commands,
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _remote_shell(arguments: argparse.Namespace) -> Sequence[str]:
-    """Returns the command that reaches other hosts."""
+    """Returns the command that connects to other hosts."""
     if arguments.ssh is None:
         return find_allocation(os.environ).shell if arguments.allocation else ("ssh",)
     text = arguments.ssh

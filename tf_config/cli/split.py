@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="created if it does not exist; nothing in it is overwritten",
+        help="output directory, created if it does not exist; no file in it is overwritten",
     )
     offer_paths(output, "directory")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The software installed on a machine: programs and the packages of a Python."""
+"""The software that is installed on a machine: programs and Python packages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-# The directories of daemons, which on Debian are only on root's PATH.
+# The directories of daemons, which Debian includes only in root's PATH.
 _DAEMONS = "/usr/local/sbin:/usr/sbin:/sbin"
 _HOROVOD_SECONDS = 120.0
-# What `horovodrun --check-build` prints, without importing TensorFlow for each feature. The
-# libraries alone load within a second; if Horovod's needs more of TensorFlow, that is imported.
+# Prints the result of `horovodrun --check-build` without importing TensorFlow for each feature.
+# Loading only the libraries takes less than a second; if that fails, TensorFlow is imported.
 _HOROVOD_BUILD = """
 import ctypes, glob, importlib.util, json, os
 def library(package, pattern, mode=ctypes.DEFAULT_MODE):
@@ -50,11 +50,11 @@ Build = Mapping[str, Mapping[str, bool]]
 
 
 class Answer(NamedTuple):
-    """The answer of a program.
+    """The result of running a program.
 
     Attributes:
       code: the exit code; None if the program did not end in time.
-      text: the program's output and errors.
+      text: the program's standard output and standard error.
     """
 
     code: int | None
@@ -63,15 +63,15 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine whose installed software can be queried; queries never raise or wait for long.
+    """A machine whose installed software can be queried; queries never raise or block for long.
 
     Attributes:
       path: the directories of programs, as in PATH.
       executable: the path of the Python interpreter.
-      python: the version of that Python.
-      package: returns the version of a package of that Python; None if it is not installed.
+      python: the version of that interpreter.
+      package: returns the version of a Python package; None if it is not installed.
       environ: the environment variables.
-      processor: the processor's features by the kernel's names, such as "avx2".
+      processor: the processor's features, such as "avx2", as in /proc/cpuinfo.
     """
 
     path: str
@@ -83,24 +83,24 @@ class Machine:
 
     @classmethod
     def this(cls) -> Machine:
-        """Returns this machine with the running Python."""
+        """Returns this machine, with the running Python interpreter."""
         path = f"{os.environ.get('PATH', os.defpath)}:{_DAEMONS}"
-        # Unlike `platform.python_version()`, without a "+" of a Python that was built from git.
+        # Not `platform.python_version()`, which ends with "+" if Python was built from git.
         python = ".".join(map(str, sys.version_info[:3]))
         return cls(path, sys.executable, python, _package, os.environ, _processor())
 
     def has(self, program: str) -> bool:
-        """Returns whether a program exists."""
+        """Returns whether a program is installed."""
         return shutil.which(program, path=self.path) is not None
 
     def ask(self, program: str, *arguments: str, seconds: float = 20.0) -> Answer | None:
-        """Returns the answer of a program; None if it does not exist or cannot be started."""
-        found = shutil.which(program, path=self.path)
-        if found is None:
+        """Runs a program; returns its result, or None if it does not exist or cannot be started."""
+        executable = shutil.which(program, path=self.path)
+        if executable is None:
             return None
         try:
             process = subprocess.Popen(
-                [found, *arguments],
+                [executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -116,19 +116,19 @@ class Machine:
                 return Answer(process.returncode, text)
             except subprocess.TimeoutExpired:
                 return Answer(None, "")
-            finally:  # its children may have outlived it and may keep its output open
+            finally:  # children that are still running may keep the output open
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     @functools.cached_property
     def horovod(self) -> Build | None:
-        """How Horovod was built; None if that is unknown."""
+        """The features that Horovod was built with; None if they are unknown."""
         answer = self.ask(self.executable, "-c", _HOROVOD_BUILD, seconds=_HOROVOD_SECONDS)
         return parse_build(answer.text) if answer is not None else None
 
 
 def parse_build(text: str) -> Build | None:
-    """Returns the features that the last line of an answer has as JSON; None for other text.
+    """Returns Horovod's features from the last line of a text, which is JSON; None if it is not.
 
     >>> parse_build('Notes\\n{"Controllers": {"MPI": false, "Gloo": true}}\\n')
     {'Controllers': {'MPI': False, 'Gloo': True}}

@@ -1,4 +1,4 @@
-"""A report of what a training job can use on this machine, and how to get what is missing."""
+"""A report of what a training job can use on a machine, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Probe:
-    """An item to look for.
+    """An item to look for on a machine.
 
     Attributes:
       name: the item's name.
       find: looks for the item on a machine.
-      remedy: how to get the item.
-      needed: whether nothing works without it.
+      remedy: how to install the item.
+      needed: whether the item is required.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Probe:
 
 
 class Line(NamedTuple):
-    """The line of the report on one item."""
+    """The line of the report about one item."""
 
     mark: str
     text: str
@@ -63,7 +63,7 @@ def examine(
     probes: Sequence[Probe] | None = None,
     begin: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Line]:
-    """Yields a line for each item, as soon as it is known.
+    """Yields a line for each item, as soon as the item has been looked for.
 
     Args:
       machine: the machine to examine.
@@ -80,12 +80,12 @@ def examine(
 
 
 def exit_code(lines: Iterable[Line]) -> int:
-    """Returns 0, or 2 if an item is missing without which nothing works."""
+    """Returns 2 if a required item is missing, otherwise 0."""
     return 2 if MISSING in {line.mark for line in lines} else 0
 
 
 def within(version: str, bounds: str) -> bool:
-    """Returns whether a version is in a range, as pip decides it.
+    """Returns whether a version is in a range, by pip's rules; pre-releases count.
 
     >>> [within(version, ">=2.18,<2.22") for version in ("2.17.1", "2.18.0", "2.22.0rc1")]
     [False, True, False]
@@ -102,7 +102,6 @@ def _python(machine: Machine) -> Finding:
 
 
 def _package(name: str, bounds: str) -> Callable[[Machine], Finding]:
-    """Returns a probe for a Python package."""
 
     def find(machine: Machine) -> Finding:
         version = machine.package(name)
@@ -124,19 +123,20 @@ def _tf_keras(machine: Machine) -> Finding:
     version, tensorflow = machine.package("tf_keras"), machine.package("tensorflow")
     if tensorflow is None:
         return Finding(version is not None, version or "")
-    # Without a version, pip would install the newest and replace TensorFlow with the one it needs.
+    # Without a version, pip would install the newest one and replace TensorFlow to match it.
     minor = ".".join(map(str, Version(tensorflow).release[:2]))
     if version and within(version, f"=={minor}.*"):
         return Finding(True, version)
-    here = f"{version} is not for TensorFlow {minor}; " if version else ""
-    return Finding(False, f'{here}pip install "tf_keras=={minor}.*"')
+    reason = f"{version} is not for TensorFlow {minor}; " if version else ""
+    return Finding(False, f'{reason}pip install "tf_keras=={minor}.*"')
 
 
 def _onednn(machine: Machine) -> Finding:
-    given = machine.environ.get(_ONEDNN)
-    if given is not None:
-        is_on = given.lower() in ("1", "true")
-        return Finding(is_on, f"({_ONEDNN}={given})" if is_on else f"off by {_ONEDNN}={given}")
+    value = machine.environ.get(_ONEDNN)
+    if value is not None:
+        is_on = value.lower() in ("1", "true")
+        setting = f"{_ONEDNN}={value}"
+        return Finding(is_on, f"({setting})" if is_on else f"disabled by {setting}")
     if not machine.processor:
         return Finding(False, "TensorFlow's default on this processor is unknown")
     names = [name for name in _FOR_NEURAL_NETWORKS if name in machine.processor]
@@ -146,7 +146,7 @@ def _onednn(machine: Machine) -> Finding:
 
 
 def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Finding]:
-    """Returns a probe for a program; `pattern`'s first group matches the version in its output."""
+    """Returns a probe for a program; the first group of `pattern` matches the version it prints."""
 
     def find(machine: Machine) -> Finding:
         answer = machine.ask(name, *arguments)
@@ -162,7 +162,7 @@ def _program(name: str, *arguments: str, pattern: str) -> Callable[[Machine], Fi
 def _unclear(command: str, answer: Answer) -> Finding:
     """Returns the finding for a program that is present but does not report its version."""
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-    problem = "does not end" if answer.code is None else "prints nothing"
+    problem = "does not exit" if answer.code is None else "prints nothing"
     if lines:
         problem = f"prints: {lines[-1][:160]}"
     return Finding(False, f"installed, but '{command}' {problem}; fix that first")
@@ -245,7 +245,7 @@ def _horovod_with(name: str, *sections: str) -> Callable[[Machine], Finding]:
 
 
 _ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
-# On processors with one of these features, TensorFlow uses oneDNN by default.
+# TensorFlow enables oneDNN by default on processors with one of these features.
 _FOR_NEURAL_NETWORKS = (
     "avx512_vnni",
     "avx512_bf16",
@@ -258,7 +258,7 @@ _SLURM_REMEDY = "Debian's packages slurm-wlm and munge"
 _REBUILD = f"rebuild it: {_INSTALL}; manually: BUILD.md"
 _CONTROLLERS, _OPERATIONS = "Controllers", "Tensor Operations"
 
-# Horovod comes last: it takes longest.
+# Horovod is last, because its probe takes longest.
 PROBES = (
     Probe("Python", _python, "", needed=True),
     Probe(
@@ -273,7 +273,7 @@ PROBES = (
     Probe(
         "oneDNN",
         _onednn,
-        f"TensorFlow leaves it off on this processor; try {_ONEDNN}=1, and measure",
+        f"disabled by default on this processor; try {_ONEDNN}=1, and measure",
     ),
     Probe("GPUs", _gpus, "none found, because there is no nvidia-smi; install NVIDIA's driver"),
     Probe("NCCL", _nccl, 'pip install "tensorflow[and-cuda]", on machines with GPUs'),

@@ -1,4 +1,4 @@
-"""The environments in which a process finds its cluster: the variables of each scheduler."""
+"""Reads the cluster of a process from the environment variables of schedulers and launchers."""
 
 from tf_config.environments.detect import ENVIRONMENTS, resolve
 from tf_config.environments.environment import Environment, RankOnly, Resolved

@@ -1,4 +1,4 @@
-"""The hosts that a batch scheduler gave a job, for a launcher that starts the tasks there itself.
+"""The hosts that a batch scheduler allocated to a job, for `tf-config run --allocation`.
 
 Variables and files: "PBS Professional User's Guide" (PBS_NODEFILE); "IBM Spectrum LSF",
 "Environment variables" (LSB_MCPU_HOSTS); sge_pe(5) (PE_HOSTFILE).
@@ -16,10 +16,10 @@ from tf_config.hosts import Host, parse_hosts
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a scheduler gave a job.
+    """The hosts that a scheduler allocated to a job.
 
     Attributes:
-      hosts: the hosts, each with as many slots as the scheduler gave the job there.
+      hosts: the hosts, each with the number of slots that the job has there.
       shell: the command that starts a program on a host.
     """
 
@@ -32,10 +32,10 @@ class _Scheduler:
     """A scheduler that starts a job's script on the first host.
 
     Attributes:
-      name: for messages.
-      variable: the variable with the hosts, or with the path of a file of them.
-      items: returns the hosts as `name` or `name:slots` from the variable's or the file's text.
-      is_file: whether the variable has a path.
+      name: the scheduler's name in messages.
+      variable: the environment variable with the hosts, or with the path of a file that lists them.
+      items: returns the hosts as `name` or `name:slots`, given the text of the variable or file.
+      is_file: whether the value of the variable is a path.
       shell: the command that starts a program on another host of the job.
     """
 
@@ -57,7 +57,7 @@ def _columns(text: str) -> list[str]:
 
 
 _SCHEDULERS = (
-    # A line for each slot. PBS's own pbs_tmrsh passes no standard input on.
+    # A line for each slot. Not PBS's pbs_tmrsh, which does not forward the standard input.
     _Scheduler("PBS", "PBS_NODEFILE", str.split, True, ("ssh",)),
     _Scheduler("LSF", "LSB_MCPU_HOSTS", _pairs, False, ("blaunch",)),
     _Scheduler("Grid Engine", "PE_HOSTFILE", _columns, True, ("qrsh", "-inherit")),
@@ -74,8 +74,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
       environ: the environment variables of a job's script.
 
     Raises:
-      ClusterConfigError: if there is no such job, or what the scheduler says of the hosts cannot
-        be read.
+      ClusterConfigError: if the process is not in a batch job, or the list of hosts cannot be read.
     """
     for scheduler in _SCHEDULERS:
         value = environ.get(scheduler.variable)
@@ -94,20 +93,21 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
 
 
 def _hosts(scheduler: _Scheduler, value: str) -> list[Host]:
-    place = f"{scheduler.variable}={quoted(value)}"
+    received = f"{scheduler.variable}={quoted(value)}"
     try:
         text = Path(value).read_text() if scheduler.is_file else value
         items = scheduler.items(text)
     except OSError as error:
         raise ClusterConfigError(
-            f"{scheduler.name} must have written the job's hosts to a file. Received: {place} "
-            f"({error.strerror}). Start tf-config in the job's script, on the first host."
+            f"{scheduler.variable} must name a readable file with the job's hosts. Received: "
+            f"{received} ({error.strerror}). Start tf-config in the job's script, "
+            "on the first host."
         ) from None
     except ValueError:
         items = []
     if not items:
         raise ClusterConfigError(
-            f"{scheduler.name} must name the job's hosts and their slots. Received: {place}. Leave "
-            "it as the scheduler sets it; under Grid Engine, request a parallel environment."
+            f"{scheduler.name} must name the job's hosts and their slots. Received: {received}. Do "
+            "not change the variable; under Grid Engine, request a parallel environment."
         )
     return parse_hosts(",".join(items))

@@ -26,9 +26,9 @@ def _read_tf_config(variables: Variables) -> TFConfig:
     return TFConfig.from_json(variables.find(VARIABLE) or "")
 
 
-# In the order of detection: environments that say most about this very process come first. Several
-# are often present at once: an operator sets TF_CONFIG in a pod, Slurm's srun sets PMI's variables,
-# and mpirun in a batch script inherits Slurm's, which describe the script and not the process.
+# In the order of detection: the environment that describes a single process most specifically comes
+# first. Several are often present: an operator sets TF_CONFIG in a pod, Slurm's srun sets the
+# variables of PMI, and processes of mpirun inherit the batch script's variables of Slurm.
 ENVIRONMENTS: Mapping[str, Environment] = {
     environment.name: environment
     for environment in (
@@ -36,14 +36,14 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             "tf_config",
             (VARIABLE,),
             _read_tf_config,
-            is_superseded=vertex.is_there,
+            is_superseded=vertex.is_detected,
             names_roles=True,
         ),
         Environment(
             "vertex",
             (vertex.VARIABLE,),
             vertex.read,
-            is_superseded=lambda environ: not vertex.is_there(environ),
+            is_superseded=lambda environ: not vertex.is_detected(environ),
             names_roles=True,
         ),
         Environment(
@@ -59,7 +59,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             "pytorch",
             ("MASTER_ADDR",),
             pytorch.read,
-            is_superseded=pytorch.is_address_of_script,
+            is_superseded=pytorch.is_inherited_address,
             companions=dict.fromkeys(("MASTER_PORT", "WORLD_SIZE"), "MASTER_ADDR"),
         ),
         Environment(
@@ -74,7 +74,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             sagemaker.read,
             companions={"SM_CURRENT_HOST": sagemaker.HOSTS_VARIABLE},
         ),
-        # Under jsrun there are the variables of Open MPI as well, but not its directory.
+        # Before Open MPI: jsrun also sets Open MPI's variables, but not that of its directory.
         Environment(
             "lsf",
             (lsf.RANK_VARIABLE,),
@@ -125,18 +125,18 @@ def resolve(environ: Mapping[str, str], origin: str | None = None) -> Resolved |
         if origin not in ENVIRONMENTS:
             raise ClusterConfigError(
                 f"--from must be one of {', '.join(ENVIRONMENTS)}. Received: {quoted(origin)}. "
-                f"Choose one, or leave it out.{suggestion(origin, ENVIRONMENTS)}"
+                f"Choose one of these, or omit the option.{suggestion(origin, ENVIRONMENTS)}"
             )
         return ENVIRONMENTS[origin].resolve(environ)
     for environment in ENVIRONMENTS.values():
-        if environment.is_there(environ):
+        if environment.is_detected(environ):
             return environment.resolve(environ)
-    _check_alone(environ)
+    _check_companions(environ)
     return None
 
 
-def _check_alone(environ: Mapping[str, str]) -> None:
-    """Checks that no variable of an environment is set without the one that it belongs to."""
+def _check_companions(environ: Mapping[str, str]) -> None:
+    """Checks that no companion variable is set without its marker; see `Environment`."""
     for environment in ENVIRONMENTS.values():
         for name, marker in environment.companions.items():
             if environ.get(name):

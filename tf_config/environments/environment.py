@@ -1,4 +1,4 @@
-"""The definition of an environment: how it is detected, and how it is read."""
+"""The definition of an environment: how it is detected, and how its variables are read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tf_config.roles import Roles
 
 @dataclass(frozen=True)
 class RankOnly:
-    """A process that knows its rank but no addresses.
+    """The rank of a process that knows no addresses, and where to exchange them.
 
     Attributes:
       rank: the rank of the process among all processes, from 0.
       size: the number of processes.
-      rendezvous: the URL at which the processes meet.
+      rendezvous: the URL of the rendezvous at which the processes exchange their addresses.
       roles: the roles of the processes; None if the user chooses them.
       leader: the rank of the process that leads the rendezvous.
       address: the address that this process will listen on; None for any free port.
@@ -49,23 +49,23 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Environment:
-    """A scheduler or launcher that gives its processes their places in a cluster.
+    """A scheduler or launcher that describes a process and its cluster in environment variables.
 
     Attributes:
       name: the environment's name, as in `--from`.
-      markers: the variables of which any indicates the environment.
+      markers: the variables any of which indicates the environment.
       read: returns the configuration; a pure function of the variables that it reads.
-      is_superseded: returns whether to ignore the markers, because another environment that is
-        present as well says more.
-      cores: returns the number of cores that the scheduler gave each task; None if unknown.
-      locate: replaces host names that only the environment knows; queries it, so it is not pure.
-      names_roles: whether the environment gives the roles chief, ps and evaluator; if not, all
+      is_superseded: returns whether to ignore the markers, because another environment describes
+        the process more specifically.
+      cores: returns the number of cores that the scheduler assigned to each task; None if unknown.
+      locate: replaces host names that only the scheduler knows by querying it; not a pure function.
+      names_roles: whether the environment assigns the roles chief, ps and evaluator; if not, all
         tasks are workers.
       extra_warnings: returns further warnings about the variables.
-      makes_terminals: whether each process writes to a terminal that the launcher has made.
-      unsupported: the environment's variables that are ignored here, each with its substitute.
-      companions: further variables of the environment, which say nothing without a marker, each
-        with the marker that it belongs to.
+      makes_terminals: whether the launcher connects the output of each process to a terminal.
+      unsupported: the environment's variables that are ignored, each with its substitute.
+      companions: further variables of the environment, which have no meaning without a marker; a
+        dictionary to the marker that each requires.
     """
 
     name: str
@@ -80,16 +80,16 @@ class Environment:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
 
-    def is_there(self, environ: Mapping[str, str]) -> bool:
-        """Returns whether the environment started a process with these variables."""
+    def is_detected(self, environ: Mapping[str, str]) -> bool:
+        """Returns whether this environment started the process with these variables."""
         return any(name in environ for name in self.markers) and not self.is_superseded(environ)
 
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
-        """Returns the warnings about variables, also about those that are not supported."""
+        """Returns the warnings about variables, including those that are not supported."""
         ignored = [
             f"{name}={environ[name]} is not read; {instead}"
             for name, instead in self.unsupported.items()
-            if environ.get(name, "") not in ("", "0", "1")  # which ask for nothing special
+            if environ.get(name, "") not in ("", "0", "1")  # these change nothing
         ]
         return [f"warning: {text}" for text in [*ignored, *self.extra_warnings(environ)]]
 
@@ -104,7 +104,7 @@ class Environment:
 
 
 class Variables:
-    """An environment's variables, read by name; records those that were read."""
+    """Reads the variables of an environment, and records them with their values in `seen`."""
 
     def __init__(self, origin: str, environ: Mapping[str, str]):
         self._origin = origin
@@ -134,7 +134,7 @@ class Variables:
         return value
 
     def number(self, *names: str) -> int:
-        """Returns the first of these variables that is set, as a whole number from 0.
+        """Returns the first of these variables that is set, as an integer >= 0.
 
         Raises:
           ClusterConfigError: if none is set, or its value is not such a number.
@@ -143,7 +143,7 @@ class Variables:
         if not (value.isascii() and value.isdigit() and len(value) <= 10):
             name = next(name for name in names if name in self.seen)
             raise ClusterConfigError(
-                f"{name} must be a whole number from 0. Received: {quoted(value)}. Check that it "
+                f"{name} must be an integer >= 0. Received: {quoted(value)}. Check that it "
                 "was not changed by hand."
             )
         return int(value)

@@ -1,6 +1,6 @@
 """Kubernetes: the pods of Indexed Jobs or of a StatefulSet, behind a headless Service.
 
-Kubernetes itself gives a pod its index and its own name. Variables of the pod's template, which
+Kubernetes itself gives each pod its index and its name. Variables in the pod template, which
 `tf-config render kubernetes` writes, give the numbers of tasks and the Service that publishes their
 names. Hostnames: kubernetes.io, "Job with Pod-to-Pod Communication" and "StatefulSets". Kubeflow's
 operator sets TF_CONFIG, which is read before these variables.
@@ -32,7 +32,7 @@ _HOST = re.compile(rf"({_LABEL})-(0|[1-9][0-9]{{0,8}})")
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns the cluster of all pods and this pod's task."""
+    """Returns the cluster of all pods, and the task of this pod."""
     service = variables.text(SERVICE_VARIABLE)
     if not _SERVICE.fullmatch(service):
         raise ClusterConfigError(
@@ -44,7 +44,7 @@ def read(variables: Variables) -> TFConfig:
     task = Task(variables.find(TASK_TYPE_VARIABLE) or "worker", index)
     if task not in roles.tasks:
         raise ClusterConfigError(
-            f"A pod must be one of the tasks that {TASKS_VARIABLE} counts. Received: {task}, of "
+            f"A pod must be one of the tasks that {TASKS_VARIABLE} counts. Received: {task} and "
             f"{quoted(format_tasks(roles))}. Correct {TASKS_VARIABLE}, {TASK_TYPE_VARIABLE} or the "
             "number of pods."
         )
@@ -64,7 +64,7 @@ def parse_tasks(text: str) -> Roles:
     Roles(workers=2, ps=1, chief=False, evaluator=False)
 
     Raises:
-      ClusterConfigError: if `text` is in another form, or no cluster can have these tasks.
+      ClusterConfigError: if `text` has another form, or these tasks cannot form a cluster.
     """
     counts: dict[str, int] = {}
     for part in text.split(","):
@@ -85,7 +85,7 @@ def parse_tasks(text: str) -> Roles:
 
 
 def format_tasks(roles: Roles) -> str:
-    """Returns the number of tasks of each type as text that `parse_tasks` reads.
+    """Returns the number of tasks of each type as text for `parse_tasks`.
 
     >>> format_tasks(Roles(workers=2, chief=True))
     'chief=1,worker=2'
@@ -95,9 +95,9 @@ def format_tasks(roles: Roles) -> str:
 
 
 def _own_name(variables: Variables) -> tuple[str, int]:
-    """Returns the two parts of this pod's host name: the part before the index, and the index."""
+    """Returns this pod's host name in two parts: the part before the index, and the index."""
     name = variables.text(_HOST_VARIABLE)
-    match = _HOST.fullmatch(name.split(".")[0])  # a pod's hostname may be set to the full name
+    match = _HOST.fullmatch(name.split(".")[0])  # it may be the fully qualified name
     if match is None:
         raise ClusterConfigError(
             f"A pod's {_HOST_VARIABLE} must end with its index. Received: {quoted(name)}. Start "
@@ -108,8 +108,8 @@ def _own_name(variables: Variables) -> tuple[str, int]:
     if variables.find(_INDEX_VARIABLE) and variables.number(_INDEX_VARIABLE) != index:
         raise ClusterConfigError(
             f"{_INDEX_VARIABLE} must be the number at the end of {_HOST_VARIABLE}. Received: "
-            f"{quoted(variables.find(_INDEX_VARIABLE))} and {quoted(name)}. Leave both as "
-            "Kubernetes sets them."
+            f"{quoted(variables.find(_INDEX_VARIABLE))} and {quoted(name)}. Do not change these "
+            "variables, which Kubernetes sets."
         )
     return match[1], index
 
@@ -121,8 +121,9 @@ def _hosts(stem: str, own: Task, roles: Roles) -> Mapping[Task, str]:
         return {task: f"{prefix}{task.type}-{task.index}" for task in roles.tasks}
     if {task.type for task in roles.tasks} != {own.type}:
         raise ClusterConfigError(
-            "The name of a pod must contain the type of its task, from which the names of the "
-            f"other pods follow. Received: the host name '{stem}-{own.index}' of {own}. Name the "
-            f"Job or StatefulSet for example 'train-{own.type}', or start tasks of this type only."
+            "The name of a pod must end with its task's type and index, from which the names of "
+            f"the other pods follow. Received: the host name '{stem}-{own.index}' of {own}. Name "
+            f"the Job or StatefulSet 'train-{own.type}', for example, or start only tasks of this "
+            "type."
         )
     return {task: f"{stem}-{task.index}" for task in roles.tasks}

@@ -1,4 +1,4 @@
-"""IBM's LSF: the tasks of a job step under jsrun, which know their ranks.
+"""IBM LSF: the tasks of a job step under jsrun, which know their ranks.
 
 Variables: IBM Job Step Manager, "jsrun", and IBM Spectrum LSF, "Environment variables". Without
 jsrun, `tf-config run --allocation` starts the tasks; see allocation.py.
@@ -13,7 +13,7 @@ RANK_VARIABLE = "JSM_NAMESPACE_RANK"
 
 
 def read(variables: Variables) -> RankOnly:
-    """Returns the rank of the process; all meet in the directory in which they were started."""
+    """Returns the rank of the process; the rendezvous is in the current directory."""
     rank, size = variables.number(RANK_VARIABLE), variables.number("JSM_NAMESPACE_SIZE")
     job = variables.text("LSB_JOBID")
     step = variables.find("PMIX_NAMESPACE") or "1"

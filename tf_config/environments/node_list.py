@@ -1,4 +1,4 @@
-"""Parsers of Slurm's lists of nodes, which keep the order and leading zeros."""
+"""Parsers of Slurm's node lists, which keep the order of the nodes and leading zeros."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_NODES = _MOST_TASKS = 1 << 16
 
 
 def parse_node_list(text: str) -> list[str]:
-    """Returns the node names of a Slurm node list, in its order.
+    """Returns the node names in a Slurm node list, in the order of the list.
 
-    Reads the lists that `scontrol show hostnames` reads (slurm.schedmd.com/scontrol.html), and also
+    Accepts the same lists as `scontrol show hostnames` (slurm.schedmd.com/scontrol.html), and also
     names that continue after a bracket.
 
     >>> parse_node_list("rack[1-2]node[09-10],login")
@@ -47,7 +47,7 @@ def parse_node_list(text: str) -> list[str]:
 
 
 def parse_tasks_per_node(text: str) -> list[int]:
-    """Returns the number of tasks on each node, from Slurm's short form.
+    """Returns the number of tasks on each node, given Slurm's abbreviated form.
 
     >>> parse_tasks_per_node("4(x2),3")
     [4, 4, 3]
@@ -60,7 +60,7 @@ def parse_tasks_per_node(text: str) -> list[int]:
         match = _COUNT.fullmatch(group.strip())
         if match is None or len(group) > 16 or not _fits(match, counts):
             raise ClusterConfigError(
-                "Tasks per node must be numbers with repeats, as Slurm writes them: '4(x2),3'. "
+                "Tasks per node must have Slurm's form: '4(x2),3'. "
                 f"Received: {quoted(text)}. Check that the variable was not changed by hand."
             )
         counts += [int(match[1])] * int(match[2] or 1)

@@ -1,4 +1,4 @@
-"""Open MPI's mpirun: each process knows its rank; the hosts are exchanged at a rendezvous.
+"""Open MPI's mpirun: each process knows its rank; a rendezvous exchanges the addresses.
 
 Variables: docs.open-mpi.org, "Environment variables", and those of PMIx.
 """
@@ -12,8 +12,8 @@ from tf_config.rendezvous.shared_directory import MADE_FOR_ONE_JOB
 def read(variables: Variables) -> RankOnly:
     """Returns the rank of the process.
 
-    All processes meet in a directory of the job: within the one that Open MPI created if all are on
-    one host, otherwise within the directory in which they were started.
+    The rendezvous is a new directory: in the directory that Open MPI created if all processes are
+    on one host, and otherwise in the current directory.
     """
     rank = variables.number("OMPI_COMM_WORLD_RANK")
     size = variables.number("OMPI_COMM_WORLD_SIZE")

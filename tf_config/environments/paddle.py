@@ -1,9 +1,9 @@
-"""PaddlePaddle's variables, for users who switch: those of its launcher, of Fluid and of v2.
+"""PaddlePaddle's variables, for users who migrate: those of its launcher, of Fluid and of v2.
 
 `paddle.distributed.launch` names all trainers (`PADDLE_TRAINER_ENDPOINTS`). Fluid's role maker for
-parameter servers gives the servers and the number of trainers: `PADDLE_PSERVERS_IP_PORT_LIST`, or
-`PADDLE_PSERVERS` and `PADDLE_PORT` in Fluid 1.x; v2 does so, too (`PADDLE_INIT_PSERVERS`, ...). The
-trainers' addresses are then exchanged at a rendezvous at the first server's address.
+parameter servers names the servers and the number of trainers: `PADDLE_PSERVERS_IP_PORT_LIST`, or
+`PADDLE_PSERVERS` and `PADDLE_PORT` in Fluid 1.x. So does v2 (`PADDLE_INIT_PSERVERS`, ...). In these
+cases, a rendezvous at the first server's address exchanges the trainers' addresses.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ MARKERS = (
     "PADDLE_PSERVERS",
     "PADDLE_INIT_PSERVERS",
 )
-# The substitute in this package, for the warning.
-_REPLICAS = "the replicas of a process are num_replicas=N of the strategy"
+# The substitutes in this package, for the warnings.
 UNSUPPORTED = {
-    "CPU_NUM": _REPLICAS,
-    "PADDLE_INIT_TRAINER_COUNT": "on CPUs a worker uses all of its cores, or --threads-per-worker",
+    "CPU_NUM": "the strategy's argument num_replicas sets the number of replicas of a process",
+    "PADDLE_INIT_TRAINER_COUNT": (
+        "on CPUs, a worker uses all of its cores, or as many as --threads-per-worker"
+    ),
     "PADDLE_INIT_PORTS_NUM": "a server has one port",
     "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "a server has one port",
 }
 _COUNTS = ("PADDLE_TRAINERS_NUM", "PADDLE_INIT_NUM_GRADIENT_SERVERS")
 _IDS = ("PADDLE_TRAINER_ID", "PADDLE_INIT_TRAINER_ID")
 _V2_PORT = "7164"
-# Each with the marker that it belongs to.
+# See `Environment.companions`.
 COMPANIONS = {
     "PADDLE_INIT_PORT": "PADDLE_INIT_PSERVERS",
     "PADDLE_INIT_TRAINER_ID": "PADDLE_INIT_PSERVERS",
@@ -43,23 +44,23 @@ COMPANIONS = {
 
 
 def read(variables: Variables) -> TFConfig | RankOnly:
-    """Returns the cluster of trainers and parameter servers and this task, or its rank."""
+    """Returns the cluster of trainers and parameter servers with this task, or only its rank."""
     servers = _servers(variables)
     text = variables.find("PADDLE_TRAINER_ENDPOINTS")
     trainers = None if text is None else [str(Address.parse(each)) for each in _split_names(text)]
     if trainers is None and not servers:
         variables.text(*MARKERS)
-    twice = next((one for one in servers if servers.count(one) > 1), None)
-    if twice is not None:
+    repeated = next((address for address in servers if servers.count(address) > 1), None)
+    if repeated is not None:
         raise ClusterConfigError(
             f"Each parameter server in {_servers_variable(variables)} must have its own address. "
-            f"Received: {twice} twice. Give each server of a host its own port."
+            f"Received: {repeated} twice. Use a different port for each server of a host."
         )
     count = variables.number(*_COUNTS) if trainers is None or variables.find(*_COUNTS) else None
     if trainers is not None and count is not None and count != len(trainers):
         raise ClusterConfigError(
             "PADDLE_TRAINERS_NUM must be the number of PADDLE_TRAINER_ENDPOINTS. Received: "
-            f"{count} and {len(trainers)}. Correct one of them."
+            f"{count} and {len(trainers)} endpoints. Correct one of them."
         )
     task = _task(variables, servers)
     if trainers is not None:
@@ -88,12 +89,11 @@ def read(variables: Variables) -> TFConfig | RankOnly:
 
 
 def _servers_variable(variables: Variables) -> str:
-    """Returns the name of the variable with the servers' addresses."""
     return next((name for name in MARKERS[1:] if name in variables.seen), MARKERS[1])
 
 
 def _servers(variables: Variables) -> list[str]:
-    """Returns the addresses of the parameter servers in order."""
+    """Returns the addresses of the parameter servers, ordered by index."""
     text = variables.find("PADDLE_PSERVERS_IP_PORT_LIST")
     if text is not None:
         servers = _split_names(text)
@@ -108,12 +108,12 @@ def _servers(variables: Variables) -> list[str]:
 
 
 def _add_ports(hosts: list[str], name: str, text: str) -> list[str]:
-    """Returns hosts with ports: one port for all, or one for each."""
+    """Returns the addresses of hosts with the same port, or with one port for each host."""
     ports = _split_names(text)
     if len(ports) not in (1, len(hosts)):
         raise ClusterConfigError(
-            f"{name} must be one port, or one for each server. Received: {quoted(text)} for "
-            f"{len(hosts)} servers. Correct it."
+            f"{name} must be one port, or one port for each server. Received: {quoted(text)} for "
+            f"{len(hosts)} servers. Correct the number of ports."
         )
     ports = ports * len(hosts) if len(ports) == 1 else ports
     return [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]

@@ -1,4 +1,4 @@
-"""MPICH's Hydra and Intel MPI: each process knows its rank; the hosts are exchanged.
+"""MPICH's Hydra and Intel MPI: each process knows its rank; a rendezvous exchanges the addresses.
 
 Variables: PMI-1, as described at wiki.mpich.org ("Hydra Process Management Framework").
 """
@@ -14,14 +14,14 @@ from tf_config.rendezvous.shared_directory import MADE_FOR_ONE_JOB
 def read(variables: Variables) -> RankOnly:
     """Returns the rank of the process.
 
-    All processes meet in the directory in which they were started. Hydra gives a job no name, so
-    two jobs that start there at the same time each need a `--rendezvous`; an error says so.
+    The rendezvous is in the current directory. As Hydra sets no name of the job, two jobs that
+    start in the same directory at the same time each require a `--rendezvous`.
     """
     rank, size = variables.number("PMI_RANK"), variables.number("PMI_SIZE")
     return RankOnly(rank, size, f"file:{MADE_FOR_ONE_JOB}pmi")
 
 
 def is_slurm(environ: Mapping[str, str]) -> bool:
-    """Returns whether srun set the variables (`--mpi=pmi2`); Slurm also gives the hosts."""
+    """Returns whether srun set the variables (`--mpi=pmi2`); Slurm also names the hosts."""
     ranks = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
     return ranks == (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))

@@ -1,4 +1,4 @@
-"""PyTorch's launchers, for users who switch: `torchrun`, and operators with the same variables.
+"""PyTorch's launchers, for users who migrate: `torchrun`, and operators with the same variables.
 
 Variables: pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
 """
@@ -11,10 +11,10 @@ from tf_config.address import Address
 from tf_config.environments.environment import RankOnly, Variables
 
 
-def is_address_of_script(environ: Mapping[str, str]) -> bool:
-    """Returns whether a batch script set the address, as many do, but a scheduler set the rank.
+def is_inherited_address(environ: Mapping[str, str]) -> bool:
+    """Returns whether a batch script set the address, as many do, while a scheduler set the rank.
 
-    >>> is_address_of_script({"MASTER_ADDR": "node1", "SLURM_PROCID": "0"})
+    >>> is_inherited_address({"MASTER_ADDR": "node1", "SLURM_PROCID": "0"})
     True
     """
     ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -22,7 +22,7 @@ def is_address_of_script(environ: Mapping[str, str]) -> bool:
 
 
 def read(variables: Variables) -> RankOnly:
-    """Returns the rank of the process; all processes meet at an address of the first one's host."""
+    """Returns the rank of the process; the rendezvous is on the host of the first process."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     host = variables.text("MASTER_ADDR").removeprefix("[").removesuffix("]")
     port = variables.number("MASTER_PORT")

@@ -1,4 +1,4 @@
-"""Amazon SageMaker's training jobs: one container on each host, which starts one task.
+"""Amazon SageMaker training jobs: each host runs one container, which starts one task.
 
 Variables: github.com/aws/sagemaker-training-toolkit, "ENVIRONMENT_VARIABLES.md".
 """
@@ -18,7 +18,7 @@ _PORT = 2222
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns the cluster of one worker on each host, in the order of the list."""
+    """Returns a cluster with one worker on each host, in the order of the list of hosts."""
     text = variables.text(HOSTS_VARIABLE)
     try:
         hosts = json.loads(text)
@@ -34,7 +34,7 @@ def read(variables: Variables) -> TFConfig:
     if own not in hosts:
         raise ClusterConfigError(
             f"{_OWN_HOST_VARIABLE} must be one of {HOSTS_VARIABLE}. Received: {quoted(own)}, of "
-            f"{quoted(', '.join(hosts))}. Leave both as SageMaker sets them."
+            f"{quoted(', '.join(hosts))}. Do not change these variables, which SageMaker sets."
         )
     addresses = {
         Task("worker", index): Address.parse(str(Address(host, _PORT)))

@@ -16,29 +16,29 @@ from tf_config.environments.environment import Variables
 from tf_config.environments.node_list import parse_node_list, parse_tasks_per_node
 from tf_config.errors import ClusterConfigError, quoted
 
-# A step's own variables come before those of the job that contains it.
+# The variables of a step take precedence over those of the job that contains it.
 _RANK = ("SLURM_PROCID",)
 _NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _JOB = ("SLURM_JOB_ID",)
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 
-# Each job has its own ports, so that two jobs on one node do not collide: jobs whose numbers differ
-# by less than _PORT_BLOCKS never share a port if they have at most _PORTS_A_BLOCK tasks, nor does a
-# step with the previous one. Ports are counted over all nodes, because several nodes may be one
-# machine. The range is below that of outgoing connections.
+# Each job has its own block of ports, so that two jobs on one node do not collide: jobs of at most
+# _PORTS_A_BLOCK tasks whose numbers differ by less than _PORT_BLOCKS never share a port, and
+# neither do successive steps of a job. A port is used by one task only, even on different nodes,
+# because several nodes may be one machine. The range is below that of outgoing connections.
 _FIRST_PORT, _PORTS_A_BLOCK, _PORT_BLOCKS = 11_000, 64, 160
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns the cluster of all tasks as workers, in the order of their ranks."""
+    """Returns a cluster in which all tasks are workers, in the order of their ranks."""
     nodes = parse_node_list(variables.text(*_NODES))
     counts = parse_tasks_per_node(variables.text(*_TASKS_PER_NODE))
     if len(counts) != len(nodes):
         raise ClusterConfigError(
             "The node list and the numbers of tasks must have the same length. Received: "
             f"{len(nodes)} nodes ({quoted(','.join(nodes))}), {len(counts)} numbers {counts}. "
-            "Request the same in sbatch and srun, and leave the variables as Slurm sets them."
+            "Request the same in sbatch and srun, and do not change the variables."
         )
     placed = _place(counts, variables)
     rank = variables.number(*_RANK)
@@ -61,9 +61,9 @@ def read(variables: Variables) -> TFConfig:
 
 
 def locate(config: TFConfig) -> TFConfig:
-    """Returns `config` with addresses in place of host names that no name service knows.
+    """Returns `config` with addresses in place of host names that cannot be resolved.
 
-    Slurm's node names need not be host names, but Slurm knows the nodes' addresses.
+    Slurm's node names need not be host names, but Slurm knows the addresses of the nodes.
     """
     unknown = sorted({a.host for a in config.cluster.addresses.values() if not _is_known(a.host)})
     if not unknown:
@@ -72,7 +72,7 @@ def locate(config: TFConfig) -> TFConfig:
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return config  # a task that waits for such a host reports it
+        return config  # a task that waits for such a host will report it
     known = node_addresses(result.stdout)
     addresses = {
         task: Address(known.get(address.host, address.host), address.port)
@@ -96,19 +96,19 @@ def extra_warnings(environ: Mapping[str, str]) -> list[str]:
 
     >>> environ = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"}
     >>> extra_warnings(environ)  # doctest: +ELLIPSIS
-    ['Every srun starts a job of its own...
+    ['Each srun starts a separate training job...
     """
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     if environ.get("SLURM_STEP_NUM_TASKS") != "1" or nodes in ("", "1"):
         return []
     return [
-        f"Every srun starts a job of its own: this one has 1 task, and the allocation {nodes} "
-        "nodes. To train together, start all tasks by one srun"
+        f"Each srun starts a separate training job; this one has 1 task, and the allocation has "
+        f"{nodes} nodes. To train together, start all tasks with one srun"
     ]
 
 
 def node_addresses(text: str) -> dict[str, str]:
-    """Returns each node's address from the output of `scontrol show node --oneliner`.
+    """Returns the address of each node in the output of `scontrol show node --oneliner`.
 
     >>> node_addresses("NodeName=n9 Arch=x86_64 NodeAddr=10.0.0.9 NodeHostName=rack1")
     {'n9': '10.0.0.9'}
@@ -129,10 +129,10 @@ def _is_known(host: str) -> bool:
 
 
 def _place(counts: Sequence[int], variables: Variables) -> list[int]:
-    """Returns each rank's node as a position in the node list.
+    """Returns the node of each rank, as an index into the node list.
 
     Slurm assigns ranks to the nodes in turn, `size` at a time, until each node has all of its
-    tasks: with block, all ranks of a node at once; with cyclic, one.
+    tasks: all ranks of a node at a time with block, one with cyclic.
     """
     distribution = (variables.find("SLURM_DISTRIBUTION") or "block").split(":")[0].split(",")[0]
     if distribution.startswith("plane"):

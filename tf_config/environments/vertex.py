@@ -1,7 +1,7 @@
-"""Google's Vertex AI: the replicas of a custom job's worker pools.
+"""Google Vertex AI: the replicas in the worker pools of a custom job.
 
 Variables: cloud.google.com/vertex-ai/docs/training/distributed-training, "Cluster variables".
-CLUSTER_SPEC is read before Vertex AI's TF_CONFIG, which has the evaluator in the cluster.
+CLUSTER_SPEC is read in preference to Vertex AI's TF_CONFIG, whose cluster contains the evaluator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tf_config.environments.environment import Variables
 from tf_config.errors import ClusterConfigError, quoted
 
 VARIABLE = "CLUSTER_SPEC"
-# By the position of a pool in `workerPoolSpecs`.
+# The task type of each pool, in the order of `workerPoolSpecs`.
 _TYPES = {
     "workerpool0": "chief",
     "workerpool1": "worker",
@@ -24,32 +24,32 @@ _TYPES = {
 }
 
 
-def is_there(environ: Mapping[str, str]) -> bool:
-    """Returns whether the variable is Vertex AI's, for its name is that of other things, too.
+def is_detected(environ: Mapping[str, str]) -> bool:
+    """Returns whether Vertex AI set CLUSTER_SPEC, a name that other software also uses.
 
-    >>> is_there({"CLUSTER_SPEC": "/etc/cluster.yaml"})
+    >>> is_detected({"CLUSTER_SPEC": "/etc/cluster.yaml"})
     False
     """
     return '"workerpool0"' in environ.get(VARIABLE, "")
 
 
 def read(variables: Variables) -> TFConfig:
-    """Returns the cluster of all replicas: a chief, and workers, ps and an evaluator if any.
+    """Returns the cluster of all replicas: a chief, workers, and parameter servers.
 
-    The first pool alone is a worker.
+    If the first pool is the only one, its replica is a worker.
     """
     text = variables.text(VARIABLE)
     try:
-        given = json.loads(text)
-        pools, task = given["cluster"], given["task"]
+        values = json.loads(text)
+        pools, task = values["cluster"], values["task"]
         names = _TYPES if len(pools) > 1 else {"workerpool0": "worker"}
         cluster = {names[pool]: addresses for pool, addresses in pools.items()}
-        cluster.pop("evaluator", None)  # it is no part of a cluster of TensorFlow's
+        cluster.pop("evaluator", None)  # as in TensorFlow
         own: dict[str, Any] = {"type": names[task["type"]], "index": task["index"]}
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ClusterConfigError(
             f"{VARIABLE} must have the worker pools of Vertex AI in 'cluster', {', '.join(_TYPES)}"
-            f", and one of their replicas in 'task'. Received: {quoted(text)}. Leave it as Vertex "
-            "AI sets it."
+            f", and one of their replicas in 'task'. Received: {quoted(text)}. Do not change the "
+            "variable, which Vertex AI sets."
         ) from None
     return TFConfig.from_json(json.dumps({"cluster": cluster, "task": own}))

@@ -1,6 +1,6 @@
 """Horovod's environment variables, and the build of its wheel."""
 
-# In version 0.1.0, `tf_config.horovod` was the module of these; see tf_config/moved_modules.py.
+# In version 0.1.0, `tf_config.horovod` was a module with these names.
 from tf_config.horovod.environment import (
     CONTROLLER_VARIABLE,
     INTERFACE_VARIABLE,

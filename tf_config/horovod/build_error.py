@@ -1,5 +1,5 @@
-"""The error of a build of Horovod that cannot start, or that failed."""
+"""The exception for builds of Horovod that cannot start or that fail."""
 
 
 class BuildError(Exception):
-    """Raised when something for the build is missing or failed; the message has the remedy."""
+    """Raised when a build fails or a prerequisite is missing; the message states the remedy."""

@@ -1,8 +1,8 @@
 """A CUDA compiler and NCCL for the build of Horovod's GPU operations.
 
-Nothing here needs a GPU. TensorFlow's wheel names the CUDA version that it was built for by the
-packages of its extra `and-cuda`. Of those, Horovod is linked with NCCL, which it finds next to
-itself in the environment at run time. CUDA's runtime is linked statically.
+Nothing here requires a GPU. The packages in the extra `and-cuda` of TensorFlow's wheel tell the
+CUDA version that TensorFlow was built for. Of these packages, Horovod is linked with NCCL, which it
+finds in the same site-packages directory at run time. The CUDA runtime is linked statically.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 
 from tf_config.horovod.build_error import BuildError
 
-# TensorFlow's wheel no longer exports AsGpuStreamValue. The handle that it returned is what a
-# virtual function of the stream returns; a virtual call needs no exported symbol.
+# TensorFlow's wheel no longer exports AsGpuStreamValue. A virtual function of the stream returns
+# the same handle, and a virtual call requires no exported symbol.
 _DECLARED = """\
 // Forward declaration of AsGpuStreamValue
 namespace stream_executor {
@@ -45,23 +45,23 @@ inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 } // namespace stream_executor
 """
 _PROJECT = "project(horovod CXX)\n"
-# Without this, cmake records the directory of the build, which is deleted afterwards.
+# Otherwise, cmake records the build directory, which is deleted afterwards, as the RPATH.
 _RPATH = """\
 if(DEFINED ENV{HOROVOD_RPATH})
     set(CMAKE_SKIP_RPATH TRUE)
     string(APPEND CMAKE_SHARED_LINKER_FLAGS " -Wl,-rpath,$ENV{HOROVOD_RPATH}")
 endif()
 """
-# As `wheel.FIXES`: file, old text, new text.
+# As in `wheel.FIXES`: file, old text, new text.
 FIXES = (
     ("horovod/tensorflow/mpi_ops.cc", _DECLARED, _DEFINED),
     ("CMakeLists.txt", _PROJECT, _PROJECT + _RPATH),
 )
 # From horovod/tensorflow/libmpi_lib.so to the package of NCCL in the same site-packages.
 RPATH = "$ORIGIN/../../nvidia/nccl/lib"
-# CUDA 12's packages on the index contain no nvcc; these are the oldest that do.
+# The oldest packages on the index that contain nvcc; those of CUDA 12 do not.
 COMPILER = "cuda-toolkit[nvcc,cudart,crt,cccl]==13.0.*"
-# Where NVIDIA's installers put toolkits, each in a directory cuda-X.Y.
+# NVIDIA's installers create a directory cuda-X.Y here for each toolkit.
 _LOCAL = Path("/usr/local")
 _HOME = "HOROVOD_CUDA_HOME"
 _NCCL_HOME, _NCCL_LINK = "HOROVOD_NCCL_HOME", "HOROVOD_NCCL_LINK"
@@ -79,10 +79,10 @@ class Toolkit(NamedTuple):
     version: tuple[int, int]
 
 
-def is_wanted(options: Mapping[str, str]) -> bool:
-    """Returns whether the build's variables ask for NCCL.
+def is_requested(options: Mapping[str, str]) -> bool:
+    """Returns whether the build's environment variables request NCCL.
 
-    >>> is_wanted({"HOROVOD_GPU_OPERATIONS": "NCCL"}), is_wanted({"HOROVOD_WITH_MPI": "1"})
+    >>> is_requested({"HOROVOD_GPU_OPERATIONS": "NCCL"}), is_requested({"HOROVOD_WITH_MPI": "1"})
     (True, False)
     """
     if options.get("HOROVOD_GPU", "CUDA") != "CUDA":
@@ -93,7 +93,7 @@ def is_wanted(options: Mapping[str, str]) -> bool:
 
 
 def nccl_requirement(options: Mapping[str, str]) -> Requirement | None:
-    """Returns the package of NCCL that TensorFlow's wheel asks for; None if the user names another.
+    """Returns the NCCL package that TensorFlow's wheel requires; None if the user names another.
 
     Raises:
       BuildError: if TensorFlow's wheel is not built for CUDA.
@@ -111,7 +111,7 @@ def _nccl_of_tensorflow() -> Requirement:
             return requirement
     raise BuildError(
         "NCCL requires a TensorFlow that is built for CUDA, as the wheel for Linux on x86-64 is. "
-        "Received: one without the extra and-cuda. Unset HOROVOD_GPU_OPERATIONS."
+        "Received: a TensorFlow without the extra and-cuda. Unset HOROVOD_GPU_OPERATIONS."
     )
 
 
@@ -121,42 +121,42 @@ def provide(
     run_pip: Callable[..., None],
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Returns the variables with which Horovod's build finds a CUDA compiler and NCCL.
+    """Returns environment variables with which Horovod's build finds a CUDA compiler and NCCL.
 
-    What the machine lacks is installed from the package index for the build only.
+    If the machine does not have them, they are installed from the package index for the build only.
 
     Args:
-      scratch: a directory that lives as long as the build.
+      scratch: a temporary directory that exists until the build is done.
       environ: the environment of the build.
       run_pip: runs pip with the given arguments.
       say: prints a line for the user.
 
     Raises:
-      BuildError: if a part is missing.
+      BuildError: if a component is missing.
     """
     requirement = nccl_requirement(environ)
     if requirement is None:
         _check_nccl(Path(environ[_NCCL_HOME]))
     elif environ.get(_NCCL_LINK, "shared") != "shared":
         raise BuildError(
-            f"{_NCCL_LINK} must be 'shared' for the package of NCCL, which has no static library. "
+            f"{_NCCL_LINK} must be 'shared' for the NCCL package, which has no static library. "
             f"Received: {environ[_NCCL_LINK]!r}. Unset it, or set {_NCCL_HOME} to another NCCL."
         )
-    wanted = int(_nccl_of_tensorflow().name.removeprefix("nvidia-nccl-cu"))
-    toolkit = _named_toolkit(environ) or _find_toolkit(environ, wanted)
+    major = int(_nccl_of_tensorflow().name.removeprefix("nvidia-nccl-cu"))
+    toolkit = _named_toolkit(environ) or _find_toolkit(environ, major)
     if toolkit is None:
         toolkit = _install_toolkit(scratch / "cuda", run_pip, say)
     number = ".".join(map(str, toolkit.version))
     say(f"CUDA {number}: {toolkit.home}")
-    if toolkit.version[0] > wanted:
+    if toolkit.version[0] > major:
         say(
-            f"TensorFlow is built for CUDA {wanted}; CUDA {number} compiles Horovod's kernels. To "
+            f"TensorFlow is built for CUDA {major}; CUDA {number} compiles Horovod's kernels. To "
             f"run them, the machine's NVIDIA driver must support CUDA {number} (see nvidia-smi). "
-            f"With an older driver, set {_HOME} to a toolkit of CUDA {wanted}."
+            f"With an older driver, set {_HOME} to a toolkit of CUDA {major}."
         )
-    found = {
+    variables = {
         _HOME: str(toolkit.home),
-        # Horovod asks the first nvcc on the PATH for which GPUs it can compile.
+        # Horovod queries the first nvcc on the PATH for the GPUs that it can compile for.
         "PATH": f"{toolkit.home / 'bin'}:{environ['PATH']}",
         _NCCL_LINK: environ.get(_NCCL_LINK, "shared"),
     }
@@ -167,21 +167,20 @@ def provide(
             target = scratch / "nccl"
             run_pip("install", "--quiet", "--no-deps", "--target", str(target), str(requirement))
             home = target / "nvidia" / "nccl"
-        found |= {_NCCL_HOME: str(_make_linkable(home, scratch)), "HOROVOD_RPATH": RPATH}
-    return found
+        variables |= {_NCCL_HOME: str(_make_linkable(home, scratch)), "HOROVOD_RPATH": RPATH}
+    return variables
 
 
 def _check_nccl(home: Path) -> None:
-    """Raises BuildError if the user names a directory that has no NCCL."""
+    """Raises BuildError if the directory that the user names does not contain NCCL."""
     if not (home / "include" / "nccl.h").exists():
         raise BuildError(
             f"{_NCCL_HOME} must be the directory of NCCL, with include/nccl.h. Received: {home}. "
-            "Correct it, or unset it to install the package that TensorFlow asks for."
+            "Correct it, or unset it to install the package that TensorFlow requires."
         )
 
 
 def _named_toolkit(environ: Mapping[str, str]) -> Toolkit | None:
-    """Returns the toolkit that the user names, if any."""
     home = environ.get(_HOME)
     if home is None:
         return None
@@ -196,16 +195,16 @@ def _named_toolkit(environ: Mapping[str, str]) -> Toolkit | None:
 
 
 def _find_toolkit(environ: Mapping[str, str], major: int) -> Toolkit | None:
-    """Returns the machine's toolkit of a major version; failing that, its newest later one."""
+    """Returns the machine's newest toolkit of a major version; if none, the newest later one."""
     nvcc = shutil.which("nvcc", path=environ["PATH"])
     homes = [Path(environ["CUDA_HOME"])] if environ.get("CUDA_HOME") else []
     if nvcc is not None:
         homes.append(Path(nvcc).resolve().parent.parent)
     homes += [*_LOCAL.glob("cuda-*"), _LOCAL / "cuda"]
-    found = [toolkit for toolkit in map(_toolkit_in, homes) if toolkit is not None]
-    of_major = [toolkit for toolkit in found if toolkit.version[0] == major]
-    later = [toolkit for toolkit in found if toolkit.version[0] > major]
-    return max(of_major or later, key=lambda toolkit: toolkit.version, default=None)
+    toolkits = [toolkit for toolkit in map(_toolkit_in, homes) if toolkit is not None]
+    same = [toolkit for toolkit in toolkits if toolkit.version[0] == major]
+    later = [toolkit for toolkit in toolkits if toolkit.version[0] > major]
+    return max(same or later, key=lambda toolkit: toolkit.version, default=None)
 
 
 def _install_toolkit(
@@ -215,7 +214,7 @@ def _install_toolkit(
     say("Installing CUDA's compiler from the package index for the build ...")
     run_pip("install", "--quiet", "--target", str(target), COMPILER)
     for home in target.glob("nvidia/cu*"):
-        # Where nvcc searches for libraries; the packages have them in `lib`.
+        # nvcc searches for libraries in `lib64`, but the packages have them in `lib`.
         if not (home / "lib64").exists():
             (home / "lib64").symlink_to("lib")
         _link_libraries(home / "lib", home / "lib")
@@ -223,8 +222,8 @@ def _install_toolkit(
         if toolkit is not None:
             return toolkit
     raise BuildError(
-        f"The package {COMPILER} must contain bin/nvcc. Received: none under {target}. Set {_HOME} "
-        "to a CUDA toolkit."
+        f"The package {COMPILER} must contain bin/nvcc. Received: no such file under {target}. Set "
+        f"{_HOME} to a CUDA toolkit."
     )
 
 
@@ -243,7 +242,7 @@ def _toolkit_in(home: Path) -> Toolkit | None:
 
 
 def _installed_nccl(requirement: Requirement) -> Path | None:
-    """Returns the directory of this environment's package of NCCL, if it is recent enough."""
+    """Returns the directory of the installed NCCL package; None if it is missing or too old."""
     try:
         package = importlib.metadata.distribution(requirement.name)
     except importlib.metadata.PackageNotFoundError:
@@ -254,18 +253,18 @@ def _installed_nccl(requirement: Requirement) -> Path | None:
 
 
 def _make_linkable(home: Path, scratch: Path) -> Path:
-    """Returns a directory with NCCL as a linker searches for it."""
-    made = scratch / "linkable_nccl"
-    (made / "lib").mkdir(parents=True)
-    (made / "include").symlink_to(home / "include")
-    _link_libraries(home / "lib", made / "lib")
-    return made
+    """Creates a directory with links to NCCL's files under the names that a linker searches for."""
+    directory = scratch / "linkable_nccl"
+    (directory / "lib").mkdir(parents=True)
+    (directory / "include").symlink_to(home / "include")
+    _link_libraries(home / "lib", directory / "lib")
+    return directory
 
 
 def _link_libraries(source: Path, target: Path) -> None:
-    """Links to shared libraries from the names by which a linker searches for them.
+    """Creates links to shared libraries under the names that a linker searches for.
 
-    NVIDIA's packages have the names for the loader only, such as libnccl.so.2.
+    NVIDIA's packages contain only the names for the loader, such as libnccl.so.2.
     """
     for library in source.glob("lib*.so.*"):
         link = target / (library.name.partition(".so.")[0] + ".so")

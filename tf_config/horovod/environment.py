@@ -1,6 +1,6 @@
 """Horovod's environment variables, as `horovodrun` sets them, from a cluster and a task.
 
-Checked on Horovod 0.28.1 (github.com/horovod/horovod, horovod/runner/gloo_run.py).
+Checked against Horovod 0.28.1 (github.com/horovod/horovod, horovod/runner/gloo_run.py).
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ def defaults(
 ) -> dict[str, str]:
     """Returns the variables that make Horovod's processes connect through Gloo.
 
-    They are defaults: variables that the environment already has take precedence.
+    These are defaults: variables that are already set take precedence.
 
     Args:
       cluster: the tasks.
       task: the task that runs on this machine.
-      environ: the task's environment. If MPI has started exactly the tasks that train, Horovod
-        itself chooses between MPI and Gloo, depending on its build. None chooses Gloo.
+      environ: the task's environment. If MPI started exactly the tasks that train, the choice
+        between MPI and Gloo is left to Horovod, which depends on its build. None for Gloo.
     """
     interface = interface_of(cluster.addresses[task].host)
-    found = {} if interface is None else {INTERFACE_VARIABLE: interface}
+    variables = {} if interface is None else {INTERFACE_VARIABLE: interface}
     all_train = len(cluster.addresses) == len(cluster.training_tasks)
     if environ is not None and all_train and any(name in environ for name in MPI_VARIABLES):
-        return found
-    return {CONTROLLER_VARIABLE: _GLOO, OPERATIONS_VARIABLE: _GLOO, **found}
+        return variables
+    return {CONTROLLER_VARIABLE: _GLOO, OPERATIONS_VARIABLE: _GLOO, **variables}

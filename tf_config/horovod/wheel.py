@@ -1,8 +1,8 @@
 """Horovod's wheel for the installed TensorFlow, built once and cached.
 
 BUILD.md explains what is built and why. The wheel is cached in ~/.cache/keras-strategies (or under
-$XDG_CACHE_HOME), under a name made of everything that it depends on, and reused by every
-environment.
+$XDG_CACHE_HOME), in a directory whose name contains everything that the wheel depends on, and is
+shared by all Python environments.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tf_config.horovod.build_error import BuildError
 
 VERSION = "0.28.1"
 NEWEST_WITHOUT_FLAG = (2, 18)
-# Horovod's Gloo meets at HOROVOD_GLOO_IFACE, but transfers data over the address that the machine's
-# name resolves to: on many machines 127.0.1.1, on some none, which causes a crash. An assignment is
-# missing where the address is chosen. The version number tells that the fix is present.
+# Horovod's Gloo connects through HOROVOD_GLOO_IFACE, but transfers data over the address that the
+# machine's name resolves to: 127.0.1.1 on many machines; on others, no address, which causes a
+# crash. The first fix adds the missing assignment; the second marks the version number.
 FIXES = (
     (
         "horovod/common/gloo/gloo_context.cc",
@@ -49,68 +49,67 @@ _HEARTBEAT_SECONDS = 15
 
 
 def install() -> Path:
-    """Installs the wheel into this Python's environment; returns the wheel's path.
+    """Installs the wheel into the current Python environment; returns the path of the wheel.
 
     Raises:
       BuildError: if the wheel cannot be built or installed.
     """
-    made = wheel()
-    if cuda.is_wanted(os.environ):
+    path = wheel()
+    if cuda.is_requested(os.environ):
         requirement = cuda.nccl_requirement(os.environ)
-        if requirement is not None:  # not before: a build that fails changes no environment
+        if requirement is not None:  # after the build, so that a failure changes no environment
             run_pip("install", "--no-deps", str(requirement))
-    run_pip("install", str(made))
-    # Forced: a wheel of the same version, built for another TensorFlow, may be installed already.
-    run_pip("install", "--quiet", "--no-deps", "--force-reinstall", str(made))
-    return made
+    run_pip("install", str(path))
+    # A wheel of the same version, but for another TensorFlow, may already be installed.
+    run_pip("install", "--quiet", "--no-deps", "--force-reinstall", str(path))
+    return path
 
 
 def wheel() -> Path:
-    """Returns the path of the wheel for the installed TensorFlow; builds it if it is not cached.
+    """Returns the path of the wheel for the installed TensorFlow, and builds it if necessary.
 
     Raises:
       BuildError: if the wheel cannot be built.
     """
-    tensorflow = _tensorflow()
+    tensorflow = _tensorflow_version()
     options = build_options(tensorflow, os.environ)
-    kept = cache_directory(tensorflow, options)
-    found = sorted(kept.glob("*.whl"))
-    if found:
-        say(f"Horovod {VERSION} for TensorFlow {tensorflow} was built before: {found[0]}")
-        return found[0]
+    cache = cache_directory(tensorflow, options)
+    cached = sorted(cache.glob("*.whl"))
+    if cached:
+        say(f"Using the cached wheel of Horovod {VERSION} for TensorFlow {tensorflow}: {cached[0]}")
+        return cached[0]
     require_compiler()
     with tempfile.TemporaryDirectory() as scratch:
         environ = {**os.environ, **options, **provide_setuptools(Path(scratch))}
         environ["PATH"] = provide_cmake(Path(scratch))
-        if cuda.is_wanted(options):
+        if cuda.is_requested(options):
             environ |= cuda.provide(Path(scratch), environ, run_pip, say)
-        # Horovod's own choice is eight compilers, of 0.4 GB each, on any machine.
+        # By default, Horovod runs eight compilers of 0.4 GB each on any machine.
         environ["MAKEFLAGS"] = environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"
         log = Path(tempfile.gettempdir()) / f"horovod-{VERSION}-build-{os.getpid()}.log"
         build(Path(scratch), environ, tensorflow, log)
-        (made,) = Path(scratch).glob("horovod-*.whl")
-        kept.mkdir(parents=True, exist_ok=True)
-        # Copied under another name first: an interrupted copy must not be mistaken for a wheel.
-        part = kept / f"{made.name}.{os.getpid()}.part"
-        shutil.copyfile(made, part)
-        part.replace(kept / made.name)
+        (built,) = Path(scratch).glob("horovod-*.whl")
+        cache.mkdir(parents=True, exist_ok=True)
+        # Copied under another name first, so that an incomplete copy is never used as a wheel.
+        part = cache / f"{built.name}.{os.getpid()}.part"
+        shutil.copyfile(built, part)
+        part.replace(cache / built.name)
         log.unlink()
-    return kept / made.name
+    return cache / built.name
 
 
-def _tensorflow() -> str:
-    """Returns the version of the installed TensorFlow."""
+def _tensorflow_version() -> str:
     try:
         return importlib.metadata.version("tensorflow")
     except importlib.metadata.PackageNotFoundError:
         raise BuildError(
-            "Horovod must be built for an installed TensorFlow. Received: none in "
+            "Horovod must be built for an installed TensorFlow. Received: no TensorFlow for "
             f"{sys.executable}. Install keras-strategies there, which installs TensorFlow."
         ) from None
 
 
 def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that Horovod's build reads, including the user's own HOROVOD_... ."""
+    """Returns the variables that Horovod's build reads, including HOROVOD_... set by the user."""
     options = dict(DEFAULTS)
     if "HOROVOD_WITH_MPI" not in environ:
         options["HOROVOD_WITHOUT_MPI"] = "1"
@@ -124,12 +123,12 @@ def build_options(tensorflow: str, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def fixes(options: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """Returns the fixes of the source for a build with the given variables."""
-    return (*FIXES, *cuda.FIXES) if cuda.is_wanted(options) else FIXES
+    """Returns the fixes to apply to Horovod's source for a build with these variables."""
+    return (*FIXES, *cuda.FIXES) if cuda.is_requested(options) else FIXES
 
 
 def cache_directory(tensorflow: str, options: dict[str, str]) -> Path:
-    """Returns the wheel's cache directory, whose name has everything that the wheel depends on."""
+    """Returns the wheel's cache directory; its name contains everything the wheel depends on."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     recipe = hashlib.sha256(repr((sorted(options.items()), fixes(options))).encode()).hexdigest()[
         :8
@@ -150,7 +149,7 @@ def require_compiler() -> None:
 
 
 def provide_cmake(scratch: Path) -> str:
-    """Returns a PATH with cmake 3.13 or newer, below 4; from the package index if needed."""
+    """Returns a PATH with cmake >= 3.13, < 4, and installs cmake for the build if necessary."""
     path = os.environ["PATH"]
     cmake = shutil.which("cmake")
     if cmake is not None:
@@ -166,10 +165,10 @@ def provide_cmake(scratch: Path) -> str:
 
 
 def provide_setuptools(scratch: Path) -> dict[str, str]:
-    """Returns the variables with which the build finds setuptools and wheel.
+    """Returns environment variables with which the build finds setuptools and wheel.
 
-    If the environment lacks them, as new environments of Python 3.12 do, they are installed from
-    the package index for the build only.
+    If they are missing, as in new environments of Python 3.12, they are installed from the package
+    index for the build only.
     """
     if all(map(importlib.util.find_spec, ("setuptools", "wheel"))):
         return {}
@@ -183,10 +182,10 @@ def provide_setuptools(scratch: Path) -> dict[str, str]:
 def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path) -> None:
     """Runs the build, and prints progress every few seconds."""
     say(
-        f"Building Horovod {VERSION} for TensorFlow {tensorflow}: two to four minutes on two "
-        f"cores, once. Its output: {log}"
+        f"Building Horovod {VERSION} for TensorFlow {tensorflow}, which takes two to four minutes "
+        f"on two cores and is done only once. Output: {log}"
     )
-    # Without pip's cache, which does not know for which TensorFlow a wheel was built.
+    # pip's cache does not distinguish wheels that were built for different TensorFlow versions.
     command = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-build-isolation"]
     command += ["--no-deps", "--wheel-dir", str(scratch), str(fix_source(scratch, environ))]
     start = time.monotonic()
@@ -200,12 +199,12 @@ def build(scratch: Path, environ: Mapping[str, str], tensorflow: str, log: Path)
                 say(f"  ... {time.monotonic() - start:.0f} s")
     if code != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise BuildError(f"The build failed. Its last lines:\n{tail}\nAll of it: {log}")
+        raise BuildError(f"The build failed. Its last lines:\n{tail}\nComplete output: {log}")
     say(f"Built in {time.monotonic() - start:.0f} s.")
 
 
 def fix_source(scratch: Path, environ: Mapping[str, str]) -> Path:
-    """Returns the directory of Horovod's source with the fixes applied."""
+    """Downloads Horovod's source and applies the fixes; returns the directory of the source."""
     run_pip(
         "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
         "--dest", str(scratch), f"horovod=={VERSION}", environ=environ,
@@ -217,7 +216,7 @@ def fix_source(scratch: Path, environ: Mapping[str, str]) -> Path:
         text = (source / name).read_text()
         if text.count(old) != 1:
             raise BuildError(
-                f"The source of Horovod {VERSION} must be the one that the fixes were written for. "
+                f"The source of Horovod {VERSION} must contain the text that a fix replaces. "
                 f"Received: {name} without {old!r}. See FIXES in tf_config/horovod/wheel.py."
             )
         (source / name).write_text(text.replace(old, new))
@@ -225,12 +224,12 @@ def fix_source(scratch: Path, environ: Mapping[str, str]) -> Path:
 
 
 def run_pip(*arguments: str, environ: Mapping[str, str] | None = None) -> None:
-    """Runs pip with its output on standard error."""
+    """Runs pip, whose output goes to standard error."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     if subprocess.run(command, env=environ, stdout=sys.stderr).returncode != 0:
         raise BuildError(f"'pip {' '.join(arguments)}' failed; its output is above.")
 
 
 def say(text: str) -> None:
-    """Prints a line for the user to standard error."""
+    """Prints a line to standard error."""
     print(text, file=sys.stderr, flush=True)

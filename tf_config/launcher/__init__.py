@@ -1,1 +1,1 @@
-"""Starting, watching and ending the processes of a job's tasks."""
+"""Starts, watches and ends the processes of a job's tasks."""

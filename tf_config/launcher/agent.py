@@ -1,12 +1,12 @@
 """The launcher's agent on another host, controlled by its standard input.
 
-The launcher starts it, by ssh for example, as `python -m tf_config.launcher.agent`.
+The launcher starts it as `python -m tf_config.launcher.agent`, for example over ssh.
 
-The first line is JSON: either `{"ports": 2, "files": [...]}`, to report what this host has, or
-`{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program; both have the `directory`
-in which the launcher was started. Each later line is the number of a signal for the program, or
-empty as a heartbeat of the launcher. If the input ends or nothing arrives for 30 seconds, the
-launcher is gone, and the agent ends the program.
+The first line of input is JSON: either `{"ports": 2, "files": [...]}`, to report this host's
+resources, or `{"argv": [...], "environ": {...}, "size": [80, 24]}`, to run a program; both have the
+`directory` in which the launcher was started. Each later line is the number of a signal for the
+program, or empty as a heartbeat of the launcher. If the input ends, or nothing arrives for 30
+seconds, the launcher is gone, and the agent ends the program.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def main() -> int:
         # A login script may have printed text without a final line break.
         print(f"\n{json.dumps(_answer(request))}", flush=True)
         return 0
-    # Before the program. A scheduler that ends the job kills the agent, but not the program, which
-    # leads a group of its own.
+    # Started before the program: a scheduler that ends the job kills the agent, but not the
+    # program, which is in a process group of its own.
     with OrphanReaper() as reaper:
         return _run(request, reaper)
 
 
 def _run(request: dict[str, Any], reaper: OrphanReaper) -> int:
-    """Runs the program of a request to its end; returns its exit code as a shell would."""
+    """Runs the program of a request; returns its exit code as a shell would."""
     environ = {**os.environ, **request["environ"]}
     notes: queue.SimpleQueue[str] = queue.SimpleQueue()
     sidecar = Sidecar.beside(environ, notes.put)
@@ -92,8 +92,8 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
 class _Relay:
     """Passes a program's output to the launcher, and the launcher's signals to the program.
 
-    One thread does all of it, and never waits for the launcher to read: a launcher that is stopped
-    or cut off must not keep its signals, or its silence, from being noticed.
+    A single thread does all of this, and never blocks until the launcher reads: if the launcher is
+    suspended or cut off, its signals, or its silence, must still be noticed.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class _Relay:
         self._diagnosis = diagnosis
         self._sidecar = sidecar
         self._notes = notes
-        self._pending = b""  # output that the pipe to the launcher had no room for
-        self._lines = b""  # input that does not end with a line break yet
+        self._pending = b""  # output for which the pipe to the launcher had no room
+        self._lines = b""  # the beginning of an incomplete line of input
         self._heard = time.monotonic()
-        self._gone = False  # whether the launcher is
+        self._gone = False  # whether the launcher is gone
 
     def run(self) -> int:
         """Relays until the program has ended and its output is passed on; returns its exit code."""
@@ -123,8 +123,8 @@ class _Relay:
                 self._end()
         finally:
             session.kill()
-        # The program is dead, so there is nothing left to do but to pass on the rest of its output.
-        # It may be more than the pipe holds, and then waits for the launcher.
+        # The program is dead, so only the rest of its output must still be passed on. It may exceed
+        # the capacity of the pipe, so writing now waits for the launcher.
         os.set_blocking(session.terminal, False)
         os.set_blocking(_OUTPUT, True)
         while not self._gone and (data := self._pending + session.read()):
@@ -177,7 +177,7 @@ class _Relay:
         self._session.signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._session.popen.poll() is None and time.monotonic() < deadline:
-            # A program that writes its last output must not wait for a reader.
+            # Discards output, so that a program that writes while it ends is not blocked.
             if select.select([self._session.terminal], [], [], 0.1)[0]:
                 self._session.read()
 

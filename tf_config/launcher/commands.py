@@ -1,4 +1,4 @@
-"""The command of each task: program, arguments, environment and host. Starts nothing."""
+"""The command of each task: program, arguments, environment and host; does not start anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tf_config.secret import SECRET_VARIABLE
 # The module of a parameter server, started by name because this package does not depend on it.
 SERVER = "strategies.serve"
 _OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
-MODULE = "-m"  # stands in place of a program whose first argument is a module
+MODULE = "-m"  # takes the place of the program if its first argument is a module
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -32,9 +32,9 @@ class Command:
     Attributes:
       task: the task.
       argv: the program and its arguments.
-      environ: the whole environment; on another host, the variables set in addition to its own.
-      host: the other host that it runs on; None for this machine.
-      via: the command that reaches the other host and starts the agent there.
+      environ: the whole environment; on another host, the variables to add to that host's.
+      host: the host, if it is another one; None for this machine.
+      via: the command that connects to the other host and starts the agent there.
     """
 
     task: Task
@@ -45,9 +45,9 @@ class Command:
 
 
 def argv(program: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command line for a program and its arguments; `x.py` runs in this Python.
+    """Returns the command line for a program and its arguments.
 
-    So does a module: `-m package.module`.
+    A script `x.py` or a module `-m package.module` runs with this Python.
 
     Raises:
       ClusterConfigError: if the program is a script or a module that does not exist or has a syntax
@@ -69,19 +69,19 @@ def argv(program: Sequence[str]) -> tuple[str, ...]:
         return tuple(program)
     path = Path(program[0])
     if not path.is_file():
-        beside: list[str] = []
+        candidates: list[str] = []
         with contextlib.suppress(OSError):
-            beside = [str(path.parent / name) for name in os.listdir(path.parent)]
+            candidates = [str(path.parent / name) for name in os.listdir(path.parent)]
         raise ClusterConfigError(
             f"The script must exist. Received: {quoted(program[0])}, which is not a file here. "
-            f"Correct the path.{suggestion(path, beside)}"
+            f"Correct the path.{suggestion(path, candidates)}"
         )
     _check_syntax(path)
     return (sys.executable, *program)
 
 
 def _check_syntax(path: Path) -> None:
-    """Checks the syntax of a script, so that the error appears once and not in each task."""
+    """Checks the syntax of a script, so that an error is reported once and not by each task."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -97,8 +97,8 @@ def _check_syntax(path: Path) -> None:
         )
         raise ClusterConfigError(
             f"A script must be valid Python {sys.version_info.major}.{sys.version_info.minor}. "
-            f"Received: {quoted(str(path))}{where}: {getattr(error, 'msg', error)}. Correct it "
-            "there."
+            f"Received: {quoted(str(path))}{where}: {getattr(error, 'msg', error)}. Correct the "
+            "script."
         ) from None
 
 
@@ -131,7 +131,7 @@ def script_of(program: Sequence[str]) -> Path | None:
 
 
 def _find_spec(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
-    """Returns where a module is, of which the package is in one of these directories."""
+    """Returns the spec of a module whose package is in one of these locations; None if none is."""
     if locations is None or not name.rpartition(".")[2].isidentifier():
         return None
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
@@ -149,8 +149,8 @@ def command(
 ) -> Command:
     """Returns the command of one task: `what` in `environ`, with the task's settings and TF_CONFIG.
 
-    A ps task runs the parameter server instead of `what`. If the cluster has several tasks, they
-    get the job's secret, if it has one.
+    A ps task runs the parameter server instead of `what`. If the cluster has several tasks, each
+    gets the job's secret, if there is one.
     """
     values = {setting.variable: setting.value for setting in settings}
     variables = {**environ, **values, VARIABLE: config.to_json()}
@@ -160,7 +160,7 @@ def command(
             variables[SECRET_VARIABLE] = secret
     if config.task.type != "ps":
         return Command(config.task, what, variables)
-    # A server's warnings are about requests that workers cancel as they end.
+    # Without warnings, because a server's are about requests that workers cancel when they end.
     is_argument = any(each.variable == LOG_LEVEL and each.origin == "argument" for each in settings)
     variables[LOG_LEVEL] = values[LOG_LEVEL] if is_argument else environ.get(LOG_LEVEL, "2")
     return Command(config.task, (sys.executable, "-m", SERVER), variables)
@@ -174,10 +174,10 @@ def cores() -> int:
 
 
 def gpus() -> int | None:
-    """Returns the number of GPUs of this machine; None if only TensorFlow could find out.
+    """Returns this machine's number of GPUs; None if only TensorFlow could determine it.
 
-    NVIDIA's driver creates a device file per GPU. GPUs of other vendors, and those passed to a
-    virtual machine by Windows, have other files, which do not tell their number.
+    NVIDIA's driver creates a device file per GPU. GPUs of other vendors, and those that Windows
+    passes to a virtual machine, have other files, which do not show their number.
     """
     if any(Path(name).exists() for name in _OTHER_GPUS):
         return None

@@ -19,8 +19,8 @@ from tf_config.cluster import Task
 from tf_config.errors import ClusterConfigError, quoted
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])")
-# Notes that TensorFlow's C++ code prints in every process at its start, which TF_CPP_MIN_LOG_LEVEL
-# no longer silences (2.21), and its error about GPUs on machines without any. The logs have them.
+# Notes that TensorFlow's C++ code prints at the start of every process, which TF_CPP_MIN_LOG_LEVEL
+# no longer silences (2.21), and its error about GPUs on machines without any. Logs contain them.
 _START_UP_NOTES = re.compile(
     r"I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
     r"|WARNING: All log messages before absl::InitializeLog\(\) is called"
@@ -30,8 +30,8 @@ _START_UP_NOTES = re.compile(
 )
 # Cyan, yellow, magenta, green, blue; red is reserved for errors.
 _COLOURS = ("36", "33", "35", "32", "34")
-# The message that a task prints every five seconds while it waits for another task; after a few
-# seconds more without one, it has stopped waiting.
+# The message that a task prints every five seconds while it waits for another task; a task that has
+# not printed it for _WAIT_SECONDS has stopped waiting.
 _WAITS = re.compile(r".*?\b(\w+ \d+ waits for .*: \d+ s of \S+ s)\.$")
 _WAIT_SECONDS = 7.0
 # The line that Keras prints above each progress bar.
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 class LineAssembler:
-    """Assembles a terminal's bytes into lines as a user would finally see them.
+    """Assembles a terminal's bytes into lines as the user would see them in the end.
 
     >>> lines = LineAssembler()
     >>> lines.feed(b"1/2\\r2/2\\nsaved\\n")
@@ -103,7 +103,7 @@ class _Output:
 
     def __init__(self, stream: TextIO):
         self._stream = stream
-        # A reader that made the pipe non-blocking may have done so for this end as well.
+        # A reader that made its end of a pipe non-blocking may have done so for this end as well.
         with contextlib.suppress(OSError):  # not a file
             os.set_blocking(stream.fileno(), True)
         self.error: OSError | None = None
@@ -123,13 +123,13 @@ class _Output:
             operation()
         except OSError as error:
             self.error = error
-            if not isinstance(error, BrokenPipeError):  # the reader has not just gone away
+            if not isinstance(error, BrokenPipeError):  # which only means that the reader has ended
                 with contextlib.suppress(OSError):
                     print(
                         f"tf-config: warning: the output ends here ({error.strerror}); the job "
                         "continues", file=sys.stderr, flush=True
                     )  # fmt: skip
-            # The rest of the buffer would cause the next error, at the latest when Python exits.
+            # The rest of the buffer would cause another error, at the latest when Python exits.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -137,12 +137,11 @@ class _Output:
 class Console:
     """Prints the tasks' lines with their tasks' names, and below them a live progress bar.
 
-    Lines that are overwritten in place are progress bars. The first task's are shown: live on a
-    terminal, and once when complete elsewhere. Those of the other tasks are only in their logs, as
-    are the notes that TensorFlow prints at each start. While a task waits for others, a terminal
-    shows a spinner and a message; elsewhere, the messages are printed as lines. If the stream
-    cannot be written to, because its reader or terminal is gone or a disk is full, nothing more is
-    printed.
+    Lines that are overwritten in place are progress bars. Those of the first task are shown: live
+    on a terminal, otherwise once they are complete. Those of the other tasks, and the notes that
+    TensorFlow prints at each start, are only in the logs. While a task waits for others, a terminal
+    shows a spinner and a message; otherwise, the messages are printed as lines. If writing to the
+    stream fails, because its reader or terminal is gone or a disk is full, nothing more is printed.
 
     Args:
       stream: the stream to print to.
@@ -170,13 +169,13 @@ class Console:
         return isinstance(self._stream.error, BrokenPipeError)
 
     def begin(self, text: str) -> None:
-        """Shows what the launcher begins, until a task says something or the next call.
+        """Shows what the launcher is doing, until a task prints a line or the next call.
 
-        On a terminal it is the bottom line, with the seconds that have passed; elsewhere it is
+        On a terminal it is the bottom line, with the seconds that have passed; otherwise it is
         printed once.
 
         Args:
-          text: what begins; "" for the end of it.
+          text: a description of the action; "" ends it.
         """
         if self._verbosity < 0:
             return
@@ -218,7 +217,7 @@ class Console:
             self._redraw()
 
     def tick(self) -> None:
-        """Turns the spinner while a task waits for another one, or begins."""
+        """Advances the spinner while a task waits for another one or the launcher is busy."""
         if self._waits:
             oldest = time.monotonic() - _WAIT_SECONDS
             self._waits = {task: wait for task, wait in self._waits.items() if wait[1] > oldest}
@@ -227,7 +226,7 @@ class Console:
             self._redraw()
 
     def _bottom_line(self) -> str:
-        """Returns the bottom line: the progress bar, a waiting task's message, or what begins."""
+        """Returns the bottom line: the progress bar, or a message of `begin` or a waiting task."""
         if self._bar:
             return self._bar
         if self._waits:
@@ -302,14 +301,14 @@ class TaskLog:
         except OSError as error:
             raise ClusterConfigError(
                 "--log-dir must name a directory that can be created and written. Received: "
-                f"{quoted(str(self.path))} ({error.strerror}). Choose another one."
+                f"{quoted(str(self.path))} ({error.strerror}). Choose another directory."
             ) from None
 
     def line(self, line: Line) -> None:
         """Appends one line, without colors.
 
         Raises:
-          OSError: if the line cannot be written, as on a full disk; no further line is written.
+          OSError: if the line cannot be written, for example on a full disk; no others follow.
         """
         if self._file is None:
             return
@@ -327,9 +326,9 @@ class TaskLog:
 
 
 class WholeBars(io.TextIOBase):
-    """A text stream without terminal that gets each progress bar once, when it is complete.
+    """A text stream, not a terminal, to which each progress bar is written once it is complete.
 
-    A bar is what one call writes with a `\\r` or `\\b`. Everything else passes at once.
+    Text that one call writes with a `\\r` or `\\b` is a bar; other text is written immediately.
 
     >>> stream = WholeBars(sys.stdout, shows_bars=True)
     >>> _ = stream.write("\\r1/2"), stream.write("\\b\\b\\b\\r2/2\\n")
@@ -337,7 +336,7 @@ class WholeBars(io.TextIOBase):
 
     Args:
       stream: the stream to write to.
-      shows_bars: whether bars are written at all; if not, neither are Keras's lines above them.
+      shows_bars: whether bars are written; if not, Keras's lines above them are not written either.
     """
 
     def __init__(self, stream: TextIO, shows_bars: bool):
@@ -350,7 +349,7 @@ class WholeBars(io.TextIOBase):
         return getattr(self._stream, name)  # its buffer, encoding, ...
 
     def write(self, text: str) -> int:
-        """Writes text, or keeps it if it is a bar that is not complete."""
+        """Writes text, or keeps it if it is an incomplete bar."""
         with self._lock:
             is_bar = "\r" in text or "\b" in text or (self._lines.redrawn and text == "\n")
             if is_bar:
@@ -359,7 +358,7 @@ class WholeBars(io.TextIOBase):
                     f"{without_escapes(line.text)}\n" for line in self._filter_bars(lines)
                 )
             else:
-                # A bar is drawn anew as a whole, so what somebody writes between loses nothing.
+                # A bar is always redrawn completely, so text written in between loses none of it.
                 self._lines = LineAssembler()
                 is_above = text.endswith("\n") and not self._filter_bars([Line(text[:-1], False)])
                 passed = "" if is_above else text
@@ -376,11 +375,11 @@ class WholeBars(io.TextIOBase):
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Returns whether the stream is a terminal, such as one that mpirun makes."""
+        """Returns whether the stream is a terminal, such as one that mpirun creates."""
         return self._stream.isatty()
 
     def finish(self) -> None:
-        """Writes a bar that was not completed."""
+        """Writes the last bar if it was not completed."""
         with self._lock:
             for line in self._filter_bars(self._lines.close()):
                 self._stream.write(f"{without_escapes(line.text)}\n")
@@ -390,7 +389,7 @@ class WholeBars(io.TextIOBase):
 
 
 def is_of_progress_bar(line: Line) -> bool:
-    """Returns whether a line is a progress bar, or the one that Keras prints above it."""
+    """Returns whether a line is a progress bar, or the line that Keras prints above it."""
     return line.redrawn or _EPOCH.match(line.text) is not None
 
 

@@ -22,8 +22,8 @@ _LONGEST_BYTES = 1 << 10
 class ExitDiagnosis:
     """Collects data about one process, to explain its failure.
 
-    Whatever explains an end by SIGKILL must be collected outside of the process, and before: the
-    process gets no chance to say anything, and its files in /proc are gone. So its memory is
+    The data that explain an end by SIGKILL must be collected outside of the process and in advance:
+    the process cannot print anything any more, and its files in /proc are gone. So its memory is
     sampled, and it writes its progress to memory of this process.
 
     Attributes:
@@ -38,7 +38,7 @@ class ExitDiagnosis:
             self.environ = {PROGRESS_VARIABLE: f"/proc/{os.getpid()}/fd/{self._file}"}
         self._peak = 0
         self._lacked = self._last = ""
-        # The count is of the whole control group, so only an increase says something.
+        # The count is that of the whole control group, so only an increase is meaningful.
         self._kills, self._started = kills_of_cgroup(), time.monotonic()
 
     def sample_memory(self, pid: int) -> None:
@@ -46,8 +46,8 @@ class ExitDiagnosis:
         self._peak = max(self._peak, peak_of(pid))
 
     def observe_output(self, text: str) -> None:
-        """Takes a part of the output of the process."""
-        # Python 3.13 colors tracebacks; a color's last character would be a part of the first word.
+        """Searches a part of the process's output for out-of-memory errors."""
+        # Python 3.13 colors tracebacks; a color's last character would adjoin the first word.
         for line in without_escapes(text).splitlines():
             if not self._lacked and _NO_MEMORY.search(line):
                 self._lacked = line.strip()[:160]
@@ -60,7 +60,7 @@ class ExitDiagnosis:
           code: the return code, as in subprocess.
         """
         self.close()
-        # SIGKILL leaves no words in the output; other ends explain themselves there.
+        # SIGKILL leaves no message in the output; other failures are explained there.
         if code == -signal.SIGKILL:
             return f"{self._memory()}{self._describe_kernel_log(pid)}{self._progress()}"
         if self._lacked:
@@ -105,7 +105,7 @@ def signal_name(number: int) -> str:
 
 
 def write_progress(path: str, text: str) -> None:
-    """Writes the progress of this process at once, in place of what it wrote before.
+    """Writes the progress of this process, replacing what it wrote before.
 
     Raises:
       OSError: if the file cannot be written.

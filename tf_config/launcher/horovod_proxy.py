@@ -1,4 +1,4 @@
-"""Between a task's Horovod process and the rendezvous of the job."""
+"""A proxy between a task's Horovod process and the rendezvous of the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http import HTTPStatus
 from tf_config.address import Address
 from tf_config.cluster import TFConfig
 from tf_config.launcher.reports import REPORTS
-from tf_config.rendezvous.http_store import StoreServer, ask
+from tf_config.rendezvous.http_store import StoreServer, send_request
 from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE
 
@@ -21,9 +21,9 @@ _POLL_SECONDS = 0.1
 class HorovodProxy(StoreServer):
     """Forwards the requests of Horovod's process to the store, and receives strategies' reports.
 
-    Horovod gives its rendezvous 1.5 seconds, and sends requests without a signature. The proxy
-    keeps each request until the store has the entry, and signs what it forwards. It listens on this
-    machine only.
+    Horovod waits only 1.5 seconds for its rendezvous, and its requests have no signature. The proxy
+    holds each request until the store has the entry, and signs the requests that it forwards. It
+    listens on this machine only.
 
     Args:
       config: the task's configuration.
@@ -51,7 +51,7 @@ class HorovodProxy(StoreServer):
         self._note = note
         self._is_late = False
         self._server_name = f"the rendezvous beside {config.cluster.training_tasks[0]} at {at}"
-        # Another server there, such as that of an earlier job, has no entries of this job.
+        # With this prefix, the store of an earlier job at that address has no entries for this one.
         text = repr(config.cluster.to_dict()).encode()
         self._prefix = f"/{hashlib.sha256(text).hexdigest()[:16]}"
 
@@ -67,11 +67,13 @@ class HorovodProxy(StoreServer):
         self._reports.add("horovod")
         deadline = Deadline(self._timeout, self._note, _POLL_SECONDS)
         while True:
-            status, content = ask(self._at, method, self._prefix + path, body, self._secret)
+            status, content = send_request(
+                self._at, method, self._prefix + path, body, self._secret
+            )
             if status == HTTPStatus.OK or method == "DELETE":
                 return HTTPStatus.OK, content
             waiting = f"{self._config.task} waits in Horovod's init() for {self._who(path, status)}"
-            # Horovod repeats a request that failed: after the first one, none waits any more.
+            # Horovod repeats a failed request; once one has timed out, the others fail immediately.
             if self._is_late or deadline.is_over:
                 if not self._is_late:
                     self._note(f"{waiting}: it gives up after {deadline.elapsed:.0f} s")
@@ -81,7 +83,7 @@ class HorovodProxy(StoreServer):
             deadline.tick(f"{waiting}: {deadline.elapsed:.0f} s of {self._timeout:g} s")
 
     def _who(self, path: str, status: int) -> str:
-        """Returns whom a request waits for, given the status of the store's answer."""
+        """Returns what a request waits for, given the status of the store's answer."""
         tasks = self._config.cluster.training_tasks
         if status == HTTPStatus.FORBIDDEN:
             return f"{self._server_name}, which has another {SECRET_VARIABLE}"

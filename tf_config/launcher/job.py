@@ -1,4 +1,4 @@
-"""A job before it starts: its roles, hosts and program, and the commands of its tasks."""
+"""The specification of a job: its roles, hosts and program, and the commands of its tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tf_config.secret import SECRET_VARIABLE, new_secret, secret_of
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job: what runs, and where.
+    """The specification of a job: the program, its tasks and their hosts.
 
     Attributes:
       roles: the number of tasks of each type.
@@ -30,8 +30,8 @@ class JobSpec:
       request: the settings of the tasks.
       hosts: the hosts of the training tasks; empty for this machine.
       ps_hosts: the hosts of the parameter servers; empty for the hosts of the training tasks.
-      ssh: the command that reaches other hosts.
-      port: the first port on each host; None chooses free ports anew at each start.
+      ssh: the command that connects to other hosts.
+      port: the first port on each host; None chooses new free ports at each start.
     """
 
     roles: Roles
@@ -57,22 +57,22 @@ class JobSpec:
           environ: the environment that tasks on this machine inherit. Tasks on other hosts get
             only its library settings.
           restart: the number of restarts so far.
-          is_dry: whether nothing will be started. Other hosts are then not queried, but assumed
-            to have as many cores as this one, and ports from 10000 on.
+          is_dry: whether the commands are only printed. Other hosts are then not queried, but
+            assumed to have as many cores as this one, and free ports from 10000 on.
 
         Raises:
-          ClusterConfigError: if the job cannot be started like this.
+          ClusterConfigError: if the job cannot be started.
         """
         where = place(self.roles, self.hosts, self.ps_hosts)
         resources = self._find_resources(where, is_dry)
         ports = {name: host.ports for name, host in resources.items()}
         spec = cluster({task: host.name for task, host in where.items()}, ports)
         first = spec.addresses[spec.training_tasks[0]]
-        at = Address(first.host, ports[first.host][-1])  # the one port more than tasks there
+        at = Address(first.host, ports[first.host][-1])  # that host has one more port than tasks
         what = argv(self.program)
-        # Each start has a new secret, so that a task of an earlier start, which may still be about
-        # to end on another host, cannot join this one. Commands that are only printed have none.
-        # See [Note: whose secret].
+        # Each start has a new secret, so that a task of an earlier start, which may still be ending
+        # on another host, cannot join this one. Commands that are only printed have no secret. See
+        # [Note: whose secret] in secret.py.
         secret = "" if is_dry else secret_of(environ) or new_secret()
         return [
             self._command(

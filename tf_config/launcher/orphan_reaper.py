@@ -1,9 +1,9 @@
-"""A process that briefly outlives the launcher, to end the processes that the launcher could not.
+"""A process that briefly outlives the launcher, to end processes that the launcher did not end.
 
 It reads process group IDs from its standard input: `N` to watch a group, `-N` to forget it. When
-the input ends, the launcher is gone (even after SIGKILL, which cannot be caught), and the reaper
+the input ends, the launcher is gone (perhaps by SIGKILL, which cannot be caught), and the reaper
 kills every group that it still watches. See [Note: the end of a job] in `runner.py`. The agent on
-another host has one as well.
+another host has a reaper as well.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import TracebackType
 class OrphanReaper:
     """Kills the process groups that it watches, once this process is gone; a context manager.
 
-    The pipe to it is its only sign that this process lives. No task inherits this process's end,
-    because Python closes descriptors in the programs that it starts; otherwise a task that is left
-    behind would keep the reaper waiting.
+    The pipe to the reaper shows it that this process is alive. No task inherits this process's end
+    of the pipe, because Python closes descriptors in the programs that it starts; otherwise a task
+    that is left behind would keep the reaper waiting.
     """
 
     def __init__(self) -> None:
@@ -29,20 +29,20 @@ class OrphanReaper:
             [sys.executable, "-m", "tf_config.launcher.orphan_reaper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # what kills this process's group must not kill the reaper
+            start_new_session=True,  # a signal to this process's group must not kill the reaper
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
     def watch(self, group: int) -> None:
-        """Begins to watch a process group."""
-        self._tell(group)
+        """Starts watching a process group."""
+        self._send(group)
 
     def forget(self, group: int) -> None:
         """Stops watching a process group, which has ended."""
-        self._tell(-group)
+        self._send(-group)
 
-    def _tell(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         with contextlib.suppress(BrokenPipeError):
             print(number, file=self._process.stdin, flush=True)
 
@@ -60,7 +60,7 @@ class OrphanReaper:
 
 
 def main() -> None:
-    """Watches groups until standard input ends, then kills those that are left."""
+    """Watches process groups until standard input ends, then kills the remaining ones."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

@@ -10,7 +10,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _KERNEL_LOG = Path("/dev/kmsg")
 _CGROUPS = Path("/sys/fs/cgroup")
-# As in "6,1234,5678,-;text": a level, a number, and the microseconds since the machine started.
+# As in "6,1234,5678,-;text": a level, a number, and the microseconds since the machine was booted.
 _KILLED = re.compile(
     r"^\d+,\d+,(\d+),[^;]*;.*(?:Out of memory: Killed process |oom-kill:.*\bpid=)(\d+)",
     re.MULTILINE,

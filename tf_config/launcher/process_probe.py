@@ -16,7 +16,7 @@ _TENSORFLOW, _MPI = "libtensorflow_framework.so", "/libmpi.so"
 class ProcessProbe:
     """Observations of a task's process and of all processes that it starts.
 
-    What has been observed once stays true: a process that trained may have ended.
+    An observation stays true even if the process that caused it has ended.
 
     TensorFlow is detected among the libraries that a process has loaded. Its own server, which all
     multi-worker strategies of stock `tf.distribute` start, is detected by the task's port. See
@@ -40,7 +40,7 @@ class ProcessProbe:
         self._port = address.port
 
     def sample(self) -> None:
-        """Updates the attributes with the present state."""
+        """Updates the attributes with the current state."""
         for pid in _process_tree(self._pid):
             libraries = _mapped_files(pid)
             self.uses_tensorflow = self.uses_tensorflow or _TENSORFLOW in libraries
@@ -51,7 +51,7 @@ class ProcessProbe:
 def _process_tree(pid: int) -> list[int]:
     """Returns the IDs of a process and of all living processes that it started."""
     processes = [pid]
-    for process in processes:  # which grows meanwhile, by the children of each
+    for process in processes:  # the list grows during the iteration
         with contextlib.suppress(OSError):
             for thread in os.listdir(_PROC / str(process) / "task"):
                 children = _PROC / str(process) / "task" / thread / "children"

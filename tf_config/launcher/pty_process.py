@@ -1,4 +1,4 @@
-"""A program with its own session and terminal, and all processes that it starts."""
+"""A program that runs with its own session and terminal, and all processes that it starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 class PtyProcess:
     """A running program, the leader of a session, that writes to a terminal.
 
-    With a terminal instead of a pipe, progress bars are drawn in place instead of line by line, and
-    no output is held back in a buffer.
+    With a terminal instead of a pipe, progress bars are redrawn in place instead of line by line,
+    and output is not held back in a buffer.
 
     Args:
       argv: the program and its arguments.
@@ -49,16 +49,16 @@ class PtyProcess:
                 stdin=stdin,
                 stdout=end,
                 stderr=end,
-                # Signals from the user's terminal reach the launcher only, which decides who gets
-                # which and when (see [Note: the end of a job] in runner.py), and all that the
-                # program starts can be killed as one group.
+                # Signals from the user's terminal reach only the launcher, which decides which task
+                # gets which signal and when (see [Note: the end of a job] in runner.py), and all
+                # processes that the program starts can be killed as one group.
                 start_new_session=True,
             )
         except OSError:
             os.close(self.terminal)
             raise
         finally:
-            os.close(end)  # while this process had it open, reading would never end
+            os.close(end)  # otherwise reading would never reach the end of the output
 
     def read(self) -> bytes:
         """Returns the available output; empty once all writers are gone."""
@@ -68,18 +68,18 @@ class PtyProcess:
             return b""
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the program and all that it started, if any is left."""
+        """Sends a signal to the program and all processes that it started, if any are left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, number)
 
     def kill(self) -> None:
-        """Kills the program and all that it started."""
+        """Kills the program and all processes that it started."""
         self.signal(signal.SIGKILL)
         self.popen.wait()
 
 
 def shell_code(code: int) -> int:
-    """Returns a process's exit code as a shell gives it: 128 + N for signal N.
+    """Returns a process's exit code as a shell reports it: 128 + N for signal N.
 
     >>> shell_code(-9), shell_code(3)
     (137, 3)
@@ -88,7 +88,7 @@ def shell_code(code: int) -> int:
 
 
 def _set_up_terminal(terminal: int, size: tuple[int, int]) -> None:
-    """Sets the terminal's size, and stops it from writing a \\r before each \\n."""
+    """Sets the terminal's size, and prevents it from writing a \\r before each \\n."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)

@@ -1,4 +1,4 @@
-"""What a task's process reports to the sidecar beside it: that it created and used a strategy."""
+"""Reports of a task's process to its sidecar: that it created a strategy and entered its scope."""
 
 from __future__ import annotations
 

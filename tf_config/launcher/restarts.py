@@ -1,4 +1,4 @@
-"""The commands of a job that is restarted, with fewer workers if some are lost for good."""
+"""The commands of a job that is restarted, with fewer workers if some keep failing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_config.launcher.commands import Command
 from tf_config.launcher.job import JobSpec
 from tf_config.launcher.ssh import HostUnreachable
 
-# The number of times in a row that a worker ends a job before it is left out.
+# The number of times in a row that a worker may end a job before it is left out.
 _MOST_FAILURES = 2
 
 
@@ -23,7 +23,7 @@ class Restarts:
     Args:
       job: the job at its first start.
       environ: the environment that tasks on this machine inherit.
-      min_workers: the minimum number of workers, including the chief; None for all.
+      min_workers: the minimum number of workers, including the chief; None requires all.
       note: receives messages.
 
     Raises:
@@ -63,23 +63,25 @@ class Restarts:
                 smaller = self._job.without_host(error.host) if restart else None
                 if smaller is None or not self._is_enough(smaller):
                     raise
-                self._go_on_with(smaller, f"{error.host} cannot be reached: {quoted(error.said)}")
+                self._continue_with(
+                    smaller, f"{error.host} cannot be reached: {quoted(error.said)}"
+                )
 
     def record_failure(self, task: Task) -> None:
-        """Records the task that ended the job; the next start may be without it."""
+        """Records the task that ended the job; the next start may leave it out."""
         self._failures = self._failures + 1 if task == self._last else 1
         self._last = task
         if self._failures < _MOST_FAILURES or task.type != "worker":
             return
         smaller = self._job.without(task)
         if smaller is not None and self._is_enough(smaller):
-            self._go_on_with(smaller, f"{task} failed {self._failures} times in a row")
+            self._continue_with(smaller, f"{task} failed {self._failures} times in a row")
 
     def _is_enough(self, job: JobSpec) -> bool:
         return job.roles.workers + job.roles.chief >= self._least
 
-    def _go_on_with(self, job: JobSpec, reason: str) -> None:
-        # The remaining workers get other numbers, so a count of failures would be of another one.
+    def _continue_with(self, job: JobSpec, reason: str) -> None:
+        # The remaining workers are renumbered, so the number of failures would be another worker's.
         self._job, self._last, self._failures = job, None, 0
         count = job.roles.workers + job.roles.chief
         self._note(f"{reason}; the job continues with {count} of its workers, renumbered")

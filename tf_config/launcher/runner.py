@@ -1,4 +1,4 @@
-"""Runs the processes of a job, from the start to the end of the last one."""
+"""Runs the processes of a job, until the last one has ended."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
 _MOST_NAMES = 4
 _SAMPLE_SECONDS = 1.0
-# The beginning of a traceback, which may stand behind a progress bar, or a line of TensorFlow's C++
-# code about connections that have ended.
+# The beginning of a traceback, which may follow a progress bar, or a line of TensorFlow's C++ code
+# about connections that have ended.
 _LAST_WORDS = re.compile(
     r"Traceback \(most recent call last\):|Exception ignored in|Exception in thread "
     r"|Error in atexit|^[WE]\d{4} \d\d:\d\d:"
@@ -50,7 +50,7 @@ def run(
     When all other tasks are done, the parameter servers are ended. When a task fails, the others
     get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left.
     SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit code is then 128 + the
-    signal's number, as in a shell. No process of a task's process group is left behind, even if
+    signal's number, as in a shell. No process of a task's process group is left running, even if
     this process itself is killed.
 
     Args:
@@ -72,7 +72,7 @@ def run(
         try:
             commands = plan(restart)
         finally:
-            console.begin("")  # an error is printed on a line of its own
+            console.begin("")  # so that an error is printed on its own line
         if restart:
             console.note(f"restart {restart} of {max_restarts}", 0)
         job = JobRunner(console, log_dir, append=restart > 0)
@@ -90,18 +90,18 @@ class JobRunner:
     [Note: the end of a job]
     A job ends in this order, whatever its cause:
 
-    1. `_stop` sets the signals that the tasks get and when. It is called by the first of: a failed
-       task, a signal, the end of the reader of the output, the end of all tasks but parameter
-       servers. A later cause changes `exit_code` only if it is a signal: the user's decision.
-    2. `_reap` kills the process group of each task that has ended, because what a task started,
-       such as the workers of a data loader, must not outlive it. It does so once: later the number
-       may belong to another process.
+    1. `_stop` determines which signals the tasks get, and when. It is called by the first of these:
+       a task fails, a signal arrives, the reader of the output ends, or all tasks except parameter
+       servers have ended. A later cause changes `exit_code` only if it is a signal, because that is
+       the user's decision.
+    2. `_reap` kills the process group of each task that has ended, because processes that a task
+       started, such as the workers of a data loader, must not outlive it. It does so only once,
+       because the number may later belong to another process.
     3. Only when no process is left, `run` reads the rest of the output. It does not wait for more:
-       a descendant with a session of its own may still have the terminal open.
-    4. The task that failed first is explained last, below the output of all.
+       a descendant with its own session may still have the terminal open.
+    4. The failure of the task that failed first is explained last, below the output of all tasks.
 
-    Step 2 happens even if an exception ends `run`, and by the orphan reaper if SIGKILL ends this
-    process.
+    Step 2 happens even if an exception ends `run`; after a SIGKILL, the orphan reaper does it.
 
     Attributes:
       exit_code: the exit code of the job.
@@ -119,13 +119,13 @@ class JobRunner:
         self._processes: list[TaskProcess] = []
         self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
-        # When which signal is sent to the tasks that still run; not empty once the job is ending.
+        # The times and signals to be sent to running tasks; not empty once the job is ending.
         self._escalation: list[tuple[float, int]] = []
         self._sent: set[int] = set()
-        # What tasks print from their last words on, after the user has interrupted the job: with
-        # each task's KeyboardInterrupt, a job of ten would fill the screen.
+        # The output of tasks from a traceback on, after the user has interrupted the job. It is
+        # held back: the KeyboardInterrupts of ten tasks would fill the screen.
         self._last_words: dict[TaskProcess, list[Line]] = {}
-        # Sidecars answer in their own threads; only one thread writes to the console.
+        # Sidecars run in their own threads, but only one thread writes to the console.
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._parent = os.getppid()
         self._is_unread = False
@@ -134,7 +134,7 @@ class JobRunner:
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands and returns when all have ended."""
-        # The reaper is started before and ends after all tasks, so that none is ever without it.
+        # The reaper starts before all tasks and ends after them, so that none is ever without it.
         with OrphanReaper() as reaper, _collect_signals() as (received, wakeup), self._selector:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
@@ -147,7 +147,7 @@ class JobRunner:
                     reaper.watch(process.popen.pid)
                 self._console.begin(describe_start(commands))
                 if any(command.via for command in commands):
-                    # In a thread, because a paused terminal (Ctrl-S) blocks the one that prints.
+                    # In a thread, because a paused terminal (Ctrl-S) blocks the thread that prints.
                     call_regularly(self._beat, HEARTBEAT_SECONDS, self._ended, "heartbeat")
                 while self._running:
                     self._pump(_TICK_SECONDS)
@@ -175,7 +175,7 @@ class JobRunner:
         for key, _ in self._selector.select(timeout):
             process = key.data
             if process is None:
-                os.read(key.fd, 1 << 10)  # the wakeup: a signal, or the end of a process
+                os.read(key.fd, 1 << 10)  # woken up by a signal, or by the end of a process
                 continue
             data = process.read()
             if not data:
@@ -201,7 +201,7 @@ class JobRunner:
             self._end_group(process, reaper)
             self._running.remove(process)
         failed = [process for process in ended if process.popen.returncode != 0]
-        if self._escalation:  # it ended because it was asked to, or in the wake of another one
+        if self._escalation:  # the job is ending already, so these are not the cause
             return
         if failed:
             self.culprit = failed[0]
@@ -209,7 +209,7 @@ class JobRunner:
             self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
             self._stop(signal.SIGTERM, signal.SIGKILL)
         elif self._running and all(process.task.type == "ps" for process in self._running):
-            # Parameter servers do not end by themselves: they serve as long as a task trains.
+            # Parameter servers do not end by themselves.
             self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _beat(self) -> None:
@@ -223,12 +223,11 @@ class JobRunner:
                 process.sample_memory()
 
     def _print_notes(self) -> None:
-        """Prints the messages of the sidecars."""
         while not self._notes.empty():
             self._console.note(self._notes.get())
 
     def _warn_if_unsynchronized(self) -> None:
-        """Prints a warning about tasks that computed and joined no other task."""
+        """Prints a warning about tasks that computed without joining the others."""
         alone = [process.task for process in self._processes if process.is_unsynchronized]
         if alone:
             self._console.note(describe_unsynchronized(alone))
@@ -246,8 +245,8 @@ class JobRunner:
             self._console.note(f"| {line}")
 
     def _handle_signals(self, received: list[int]) -> None:
-        # A parent that is killed, such as the shell of a scheduler, sends no signal; the job would
-        # run on with nobody to stop it.
+        # If the parent is killed, such as the shell of a scheduler, it sends no signal; the job
+        # would keep running, and nothing would stop it.
         if os.getppid() != self._parent and not _is_detached():
             self._parent = os.getppid()
             received.append(signal.SIGHUP)
@@ -255,11 +254,11 @@ class JobRunner:
             number = received.pop(0)
             self.interrupted = True
             self.exit_code = 128 + number
-            # Ctrl-C at a pipeline reaches the reader of the output, too, whose end may be noticed
-            # first: then the signal is still the first one by which the user ends the job.
+            # Ctrl-C in a pipeline also ends the reader of the output, which may be noticed first.
+            # Then the signal still counts as the user's first one.
             is_second = bool(self._escalation) and not self._is_unread
             self._is_unread = False
-            if is_second:  # at once
+            if is_second:
                 self._stop(signal.SIGKILL)
             elif number == signal.SIGINT:
                 self._stop(signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -284,7 +283,7 @@ class JobRunner:
         self._escalate()
 
     def _escalate(self) -> None:
-        # The last entry stays, because a non-empty list also means that the job is ending.
+        # The last entry stays: a non-empty list also means that the job is ending.
         while self._escalation and self._escalation[0][0] <= time.monotonic():
             _, number = self._escalation[0]
             self._sent.add(number)
@@ -306,14 +305,14 @@ class JobRunner:
             self._show(process, process.lines.feed(data))
         self._show(process, process.lines.close())
         last_words = self._last_words.pop(process, [])
-        if process.exit_code - 128 not in self._sent:  # it failed for a reason of its own
+        if process.exit_code - 128 not in self._sent:  # it did not end by a signal of the launcher
             for line in last_words:
                 self._console.line(process.task, line)
         process.close()
 
 
 def describe_start(commands: Sequence[Command]) -> str:
-    """Returns a description of what the start of these commands begins.
+    """Returns a message about the start of these commands.
 
     >>> describe_start([Command(Task("worker", index), ("sh",), {}) for index in range(2)])
     'starting worker 0, worker 1 on this machine'
@@ -330,12 +329,11 @@ def describe_start(commands: Sequence[Command]) -> str:
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[tuple[list[int], int]]:
-    """Collects SIGINT, SIGTERM and SIGHUP instead of dying from them.
+    """Collects SIGINT, SIGTERM and SIGHUP, which would otherwise end this process.
 
     Yields:
       The list of signals received, and a descriptor that becomes readable after any of them and
-      after the end of a process, so that the first process to end is known even if others follow
-      at once.
+      after the end of a process, so that the first one to end is known even if others follow.
     """
     received: list[int] = []
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -345,7 +343,7 @@ def _collect_signals() -> Iterator[tuple[list[int], int]]:
     os.set_blocking(writable, False)
     handlers = {
         **dict.fromkeys(numbers, lambda number, _: received.append(number)),
-        signal.SIGCHLD: lambda *_: None,  # without a handler, it would not reach the descriptor
+        signal.SIGCHLD: lambda *_: None,  # without a handler, it would not wake up the descriptor
     }
     with handle_signals(handlers):
         before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)

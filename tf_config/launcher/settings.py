@@ -19,7 +19,7 @@ START_TIMEOUT_SECONDS = 300.0
 STEP_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_STEP_TIMEOUT"
 RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-OWN_GPUS_VARIABLE = "KERAS_STRATEGIES_OWN_GPUS"  # "1": no other task of the host sees them
+OWN_GPUS_VARIABLE = "KERAS_STRATEGIES_OWN_GPUS"  # "1": no other task of the host sees its GPUs
 # Read by TensorFlow and OpenMP, which otherwise use all cores in every process.
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 # Read by Horovod's Gloo, NCCL and Open MPI.
@@ -29,8 +29,8 @@ INTERFACE_VARIABLES = (
     "OMPI_MCA_btl_tcp_if_include",
     "OMPI_MCA_oob_tcp_if_include",
 )
-# Read by the C library, to put large arrays on huge pages. Embedding lookups read scattered rows;
-# with small pages, the processor takes as long to find the page as to read the row.
+# Read by the C library, which then uses huge pages for large arrays. Embedding lookups read
+# scattered rows; with small pages, finding the page takes the processor as long as reading the row.
 _MALLOC_VARIABLE, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _NO_GPU = "-1"
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -40,7 +40,7 @@ RENDEZVOUS_VARIABLE = "KERAS_STRATEGIES_RENDEZVOUS"
 BARS_VARIABLE = "KERAS_STRATEGIES_BARS"
 WHOLE_BARS = "whole"
 SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
-PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which it reports its progress
+PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which a process writes its progress
 _SET_PER_TASK = (
     VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -69,8 +69,8 @@ class LaunchOptions:
       start_timeout: the number of seconds to wait for the other tasks at the start.
       step_timeout: the number of seconds to wait for the other tasks within a step.
       threads: the number of threads of TensorFlow and OpenMP in each task.
-      gpus: the number of GPUs of each task that computes.
-      interface: the network interface for all traffic.
+      gpus: the number of GPUs of each chief, worker and evaluator.
+      interface: the network interface of Horovod, NCCL and MPI.
       variables: further environment variables for all tasks.
       is_verbose: whether to show TensorFlow's notes.
     """
@@ -137,7 +137,7 @@ def resolve_settings(
     Raises:
       ClusterConfigError: if the GPUs do not suffice.
     """
-    # Of two values for a variable, the later one counts.
+    # If a variable has two values, the later one takes precedence.
     arguments = {
         START_TIMEOUT_VARIABLE: _seconds(request.start_timeout),
         STEP_TIMEOUT_VARIABLE: _seconds(request.step_timeout),
@@ -158,7 +158,7 @@ def resolve_settings(
         RESTARTS_VARIABLE: "0",
         "TF_CPP_MIN_LOG_LEVEL": "0" if request.is_verbose else "1",
         "PYTHONUNBUFFERED": "1",
-        # A crash in a library prints which line of the script was running.
+        # If a library crashes, Python prints which line of the script was running.
         "PYTHONFAULTHANDLER": "1",
         _MALLOC_VARIABLE: _HUGE_PAGES,
     }

@@ -1,9 +1,9 @@
-"""A helper beside a task's process, run by whatever starts it: the launcher, the agent or `exec`.
+"""A helper of a task's process, run by the program that starts it: launcher, agent or `exec`.
 
-It connects the task's Horovod process to the rendezvous, which is served beside the first task, and
+It connects the task's Horovod process to the rendezvous, which the first task's sidecar serves, and
 observes whether the task joins the others. Horovod itself silently waits 1.5 seconds for its
-rendezvous and 30 for the other processes. A sidecar waits as long as the start may take, and
-reports for which task it waits.
+rendezvous and 30 for the other processes. A sidecar waits until the start timeout, and reports for
+which task it waits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous.http_store import StoreServer
 from tf_config.secret import secret_of
 
-# Reports to the launcher that a task on another host trained apart: the last bytes of its output,
-# which a terminal does not show.
+# Reports to the launcher that a task on another host did not join the others: the last bytes of its
+# output, which a terminal does not show.
 UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
 _LAST_PORT = 65535
 _SAMPLE_EVERY_SECONDS = 0.5
@@ -36,10 +36,10 @@ class Sidecar:
 
     [Note: unsynchronized tasks]
     If a script creates no strategy, each task trains its own model, and none fails. How a task
-    joins the others depends on what the script uses, so the sidecar combines several signs. Reports
-    of this package's strategies are conclusive. Horovod asks for its rendezvous, stock strategies
-    of TensorFlow listen on the task's port, and under MPI the process has loaded its library. The
-    warning is about processes that have loaded TensorFlow and show none of these signs.
+    joins the others depends on the libraries of the script, so the sidecar combines several signs.
+    Reports of this package's strategies are conclusive. Horovod contacts its rendezvous, stock
+    strategies of TensorFlow listen on the task's port, and under MPI the process has loaded its
+    library. Processes that have loaded TensorFlow and show none of these signs are warned of.
 
     Args:
       config: the task's configuration.
@@ -73,9 +73,9 @@ class Sidecar:
 
     @classmethod
     def beside(cls, environ: Mapping[str, str], note: Callable[[str], None]) -> Sidecar | None:
-        """Returns the sidecar of a process with this environment; None if it needs none.
+        """Creates the sidecar of a process with this environment; None if it needs none.
 
-        Parameter servers, evaluators and tasks without others have no task to join.
+        Parameter servers, evaluators and single tasks do not join other tasks.
         """
         config = TFConfig.from_env(environ) if RENDEZVOUS_VARIABLE in environ else None
         if config is None or len(config.cluster.addresses) < 2:
@@ -83,7 +83,7 @@ class Sidecar:
         return cls(config, environ, note) if config.task in config.cluster.training_tasks else None
 
     def start(self, pid: int) -> None:
-        """Starts to serve and watch a process."""
+        """Starts serving and watching a process."""
         self._probe = ProcessProbe(pid, self._config.cluster.addresses[self.task])
         for server in (self._store, self._proxy):
             if server is not None:
@@ -100,7 +100,7 @@ class Sidecar:
         """Whether the process computed without joining the others; None if it did not compute."""
         if self._probe is None:
             return None
-        # A strategy joins the others when it is created, but trains only what is in its scope.
+        # A strategy joins the others when it is created, but trains only models from its scope.
         if CREATED in self._reports:
             return ENTERED not in self._reports
         by_mpi = self._is_in_mpi and self._probe.has_mpi
@@ -119,7 +119,7 @@ class Sidecar:
 def rendezvous_address(cluster: ClusterSpec) -> Address:
     """Returns the address of a cluster's rendezvous, which each task derives from the cluster.
 
-    Its port is the next one above the first task's that no other task on that host has.
+    Its port is the first one above the first task's that no other task on that host has.
 
     >>> str(rendezvous_address(ClusterSpec.from_dict({"worker": ["a:2222", "b:4000", "a:2223"]})))
     'a:2224'
@@ -137,8 +137,8 @@ def _serve_store(at: Address, secret: str, note: Callable[[str], None]) -> Store
     except OSError as error:
         reason = error.strerror
     note(
-        f"Horovod's rendezvous cannot be served at {at} ({reason}). A script that calls "
-        "Horovod's init() itself cannot start; leave the port free."
+        f"Horovod's rendezvous cannot be served at {at} ({reason}). Scripts that call Horovod's "
+        "init() themselves cannot start; leave the port free."
     )
     return None
 
@@ -148,8 +148,7 @@ def _horovod_environment(config: TFConfig, port: int, environ: Mapping[str, str]
         return {}
     defaults = horovod.defaults(config.cluster, config.task, environ)
     return {
-        # The user may choose how Horovod communicates, but not which process this is: that must be
-        # the same in all tasks.
+        # The user may choose how Horovod communicates, but not the ranks.
         **{name: value for name, value in defaults.items() if name not in environ},
         **horovod.place(config.cluster, config.task),
         **horovod.rendezvous_at(HERE, port),
@@ -157,7 +156,7 @@ def _horovod_environment(config: TFConfig, port: int, environ: Mapping[str, str]
 
 
 def describe_unsynchronized(tasks: Sequence[Task]) -> str:
-    """Returns the warning that tasks computed and joined no other task."""
+    """Returns the warning that tasks computed without joining the others."""
     names = ", ".join(map(str, tasks))
     return (
         f"warning: {names} ran TensorFlow but did not connect to the other tasks: each task "

@@ -1,4 +1,4 @@
-"""A sidecar in a separate process, for a program that this process is about to become."""
+"""A sidecar in a separate process, for a program that replaces this process (exec)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
     """Starts the sidecar of a program; returns the variables to add to the program's environment.
 
     The sidecar is not a child of this process, because a program may wait for all of its children.
-    It ends with this process.
+    It ends when this process ends.
     """
 
     def note(text: str) -> None:
@@ -45,11 +45,11 @@ def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run(sidecar: Sidecar, program: int, ready: int) -> None:
-    """Serves until the program has ended, then prints a warning if it trained apart."""
+    """Serves until the program has ended, then prints a warning if it did not join the others."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):  # or readers of the program's output would wait for the sidecar, too
+    for descriptor in (0, 1):  # otherwise, readers of the output would wait for the sidecar
         os.dup2(nothing, descriptor)
     sidecar.start(program)
     end = _end_check_of(program)
@@ -57,8 +57,8 @@ def _run(sidecar: Sidecar, program: int, ready: int) -> None:
     while not end():
         pass
     if sidecar.is_unsynchronized:
-        # The sidecar cannot know how the program ended.
-        text = f"{describe_unsynchronized([sidecar.task])} (An earlier failure causes this, too.)"
+        # The sidecar does not know how the program ended.
+        text = f"{describe_unsynchronized([sidecar.task])} (An earlier failure also causes this.)"
         print(f"tf-config: {text}", file=sys.stderr, flush=True)
 
 

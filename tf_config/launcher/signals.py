@@ -1,4 +1,4 @@
-"""Handlers of signals for a block of code, and signals deferred until it can end cleanly."""
+"""Signal handlers for a block of code, and signals deferred until the block can end cleanly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """Raised when a signal asked this process to end.
+    """Raised when this process has received a signal to end.
 
     Attributes:
       number: the number of the signal.
@@ -48,7 +48,7 @@ def deferred_signals() -> Iterator[Callable[[], None]]:
         if received:
             raise Interrupted(received[0])
 
-    # Those that are ignored stay so: nohup, or a shell's background job.
+    # Ignored signals stay ignored: under nohup, or in a shell's background job.
     numbers = [number for number in _NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
     with handle_signals(dict.fromkeys(numbers, lambda number, _: received.append(number))):
         yield check

@@ -1,7 +1,7 @@
-"""Other hosts, reached by ssh or a scheduler: their resources, and how a task is started there.
+"""Other hosts, reached by ssh or a scheduler: their resources, and the start of tasks there.
 
-On each host, `tf_config.launcher.agent` runs in the same Python and the same directory. It gets its
-request through standard input, so that no environment is visible in a list of processes.
+On each host, `tf_config.launcher.agent` runs with the same Python in the same directory. It gets
+its request through standard input, so that the environment is not visible in a list of processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_config.hosts import Host
 from tf_config.launcher.commands import Command
 
 HEARTBEAT_SECONDS = 5.0
-# The user's own options in --ssh come first and take precedence, because ssh uses the first value.
+# The user's options in --ssh come first and take precedence, because ssh uses the first value.
 _OPTIONS = (
     "-T",
     "-x",
@@ -31,8 +31,8 @@ _OPTIONS = (
     "-oServerAliveCountMax=3",
 )
 _PROBE_SECONDS = 60
-# Commands of batch schedulers, which take no options of ssh. With some of them a shell reads the
-# words, so no word may need quotes: the directory is in the agent's request instead.
+# Commands of batch schedulers, which do not take ssh's options. Some of them pass the words to a
+# shell, so no word may need quotes: the directory is in the agent's request instead.
 _OF_SCHEDULERS = ("qrsh", "blaunch")
 # Prefixes of the variables that are also set on other hosts: settings of libraries, not paths.
 _PASSED_ON = ("TF_", "KERAS_", "HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "XLA_", "PYTHON")
@@ -54,7 +54,7 @@ class HostResources:
 
 
 def ssh_command(host: Host, ssh: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command that runs the agent on a host, in this directory and this Python.
+    """Returns the command that runs the agent on a host, in this directory with this Python.
 
     Raises:
       ClusterConfigError: if the command of a batch scheduler cannot pass on a path.
@@ -83,7 +83,7 @@ def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def probe(
     counts: Mapping[Host, int], ssh: Sequence[str], files: Sequence[str], interface: str | None
 ) -> dict[Host, HostResources]:
-    """Returns the resources of all hosts, which are queried at once.
+    """Queries all hosts in parallel; returns their resources.
 
     Args:
       counts: the number of free ports to find on each host.
@@ -125,7 +125,7 @@ def _probe(
             text=True,
             errors="replace",
             timeout=_PROBE_SECONDS,
-            start_new_session=True,  # or ssh would ask at the terminal whether to trust a host
+            start_new_session=True,  # otherwise ssh would ask at the terminal about unknown hosts
         )
     except subprocess.TimeoutExpired:
         raise _unreachable(host, command, f"no answer in {_PROBE_SECONDS} s") from None
@@ -142,7 +142,7 @@ def _probe(
     if answer["missing"]:
         raise ClusterConfigError(
             "The script must be at the same path on every host. Received: "
-            f"{quoted(answer['missing'][0])}, which is not a file on {host.name}, in "
+            f"{quoted(answer['missing'][0])}, which is not a file on {host.name} in "
             f"{quoted(os.getcwd())}. Copy it there, or start the job in a directory that all hosts "
             "share."
         )

@@ -58,8 +58,8 @@ class TaskProcess:
         columns, lines = shutil.get_terminal_size()
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
         argv = command.via or command.argv
-        # Both come before the program, whose environment has their addresses. On another host, the
-        # agent has them beside the program, and the process here is that of ssh.
+        # Both are created before the program, whose environment has their addresses. For another
+        # host, the agent creates them there, and the process here is ssh.
         self._sidecar = None if command.via else Sidecar.beside(command.environ, note)
         self._diagnosis = None if command.via else ExitDiagnosis()
         environ = os.environ if command.via else command.environ
@@ -71,9 +71,9 @@ class TaskProcess:
         try:
             self._session = PtyProcess(argv, environ, size, stdin)
         except OSError as error:
-            for beside in (self._sidecar, self._diagnosis):
-                if beside is not None:
-                    beside.close()
+            for helper in (self._sidecar, self._diagnosis):
+                if helper is not None:
+                    helper.close()
             raise ClusterConfigError(
                 f"The program must exist and be executable. Received: {quoted(argv[0])} "
                 f"({error.strerror}). Pass a Python script or a program on the PATH."
@@ -83,7 +83,7 @@ class TaskProcess:
         if self._sidecar is not None:
             self._sidecar.start(self.popen.pid)
         if command.via:
-            self._tell(remote.request(command, size))
+            self._send(remote.request(command, size))
 
     def read(self) -> bytes:
         """Returns the available output; empty once all writers are gone."""
@@ -119,7 +119,7 @@ class TaskProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the ended process as a shell gives it: 128 + N for signal N."""
+        """The exit code of the ended process as a shell reports it: 128 + N for signal N."""
         return shell_code(self.popen.returncode)
 
     @property
@@ -129,7 +129,7 @@ class TaskProcess:
         if self._host is not None:
             if code == _LOST:
                 return f"exit code {code}, or the connection to {self._host.name} was lost"
-            code = 128 - code if code > 128 else code  # only the shell's form is known
+            code = 128 - code if code > 128 else code  # ssh reports codes as a shell does
         return describe_exit(code)
 
     @property
@@ -140,26 +140,26 @@ class TaskProcess:
         return self._diagnosis.cause(self.popen.pid, self.popen.returncode)
 
     def sample_memory(self) -> None:
-        """Measures the memory of the process, if it runs here."""
+        """Measures the memory of the process, if it runs on this machine."""
         if self._diagnosis is not None:
             self._diagnosis.sample_memory(self.popen.pid)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process and all that it started, if any is left."""
+        """Sends a signal to the process and all processes that it started, if any are left."""
         if self._host is None:
             self._session.signal(number)
         else:
-            self._tell(b"%d\n" % number)
+            self._send(b"%d\n" % number)
 
     def beat(self) -> None:
         """Sends the launcher's heartbeat to the agent, if the task runs on another host."""
         if self._host is not None:
-            self._tell(b"\n")
+            self._send(b"\n")
 
     def kill(self) -> None:
-        """Kills the process and all that it started."""
-        # Killing ssh would leave the program on the other host to the agent, which notices only
-        # that its input ends, and then gives the program five seconds.
+        """Kills the process and all processes that it started."""
+        # If ssh were killed first, the agent on the other host would only notice that its input
+        # ends, and would give the program five seconds.
         if self._host is not None and self.popen.poll() is None:
             self.signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,17 +169,17 @@ class TaskProcess:
     def close(self) -> None:
         """Releases the resources of the process, once all of its output is read."""
         self.log.close()
-        for beside in (self._sidecar, self._diagnosis):
-            if beside is not None:
-                beside.close()
+        for helper in (self._sidecar, self._diagnosis):
+            if helper is not None:
+                helper.close()
         os.close(self.terminal)
         if self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.popen.stdin.close()
 
-    def _tell(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         if self.popen.stdin is not None:
-            # Two threads write, and the heartbeat's may find it closed.
+            # Two threads write, and that of the heartbeat may find the pipe closed.
             with self._stdin_lock, contextlib.suppress(BrokenPipeError, ValueError):
                 self.popen.stdin.write(data)
                 self.popen.stdin.flush()

@@ -1,4 +1,4 @@
-"""The configuration and settings of a process, from what it knows at its start."""
+"""Determines the configuration and settings of a process at its start."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RendezvousConfig:
     """How a process finds the others if its environment does not give their addresses.
 
     Attributes:
-      url: the rendezvous; None for the one that the environment names, if any.
-      timeout: the number of seconds to wait; None for the environment's value, or 300.
-      interface: the network interface by which the others reach this process.
+      url: the rendezvous; None means the one that the environment names, if any.
+      timeout: the number of seconds to wait; None means the environment's value, or 300.
+      interface: the network interface on which the others reach this process.
       note: receives messages during the wait.
     """
 
@@ -76,7 +76,7 @@ def resolve_task(
         return how.run(url, participant, environ, config.address)
     environment = ENVIRONMENTS.get(resolved.origin)
     if environment is not None and not environment.names_roles:
-        config = roles(len(config.cluster.training_tasks)).given_to(config)
+        config = roles(len(config.cluster.training_tasks)).assign_to(config)
     if how.url is not None:
         return how.run(how.url, _participant(config), environ)
     return config if environment is None else environment.locate(config)
@@ -87,8 +87,7 @@ def settings(
 ) -> list[Setting]:
     """Returns the settings of a task's process on its own host.
 
-    The cores of the host are divided among its tasks, unless the scheduler tells how many cores
-    each task has.
+    The host's cores are divided among its tasks, unless the scheduler assigns cores to tasks.
 
     Args:
       config: the task's configuration.
@@ -102,8 +101,8 @@ def settings(
     check_interface(request.interface)
     if config.task.type == "evaluator" and request.gpus:
         raise ClusterConfigError(
-            "--gpus-per-worker cannot be used with an evaluator, which has no address, so it is "
-            "unknown whose host it shares. Received: an evaluator. Omit the option, and set "
+            "--gpus-per-worker cannot be used with an evaluator: it has no address, so it is not "
+            "known which tasks share its host. Received: an evaluator. Omit the option, and set "
             "CUDA_VISIBLE_DEVICES for each task."
         )
     together = neighbours(config)
@@ -144,7 +143,7 @@ def start_timeout(environ: Mapping[str, str]) -> float:
 
 
 def _participant(config: TFConfig) -> Participant:
-    """Returns the participant of a rendezvous for a task whose cluster's addresses are replaced."""
+    """Returns the participant for a rendezvous that replaces the addresses of a task's cluster."""
     tasks = list(config.cluster.addresses)
     counts = {name: len(config.cluster.tasks(name)) for name in ("chief", "worker", "ps")}
     evaluator = config.task.type == "evaluator"

@@ -1,4 +1,4 @@
-"""The files with which schedulers start a job: pure functions of the job."""
+"""Renders the files with which schedulers start a job."""
 
 from tf_config.render.kubernetes import KubernetesJob
 from tf_config.render.slurm import SlurmJob

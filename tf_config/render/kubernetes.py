@@ -1,11 +1,12 @@
-"""A manifest for Kubernetes: a headless Service, a NetworkPolicy, and a Job for each type of task.
+"""A Kubernetes manifest: a headless Service, a NetworkPolicy, and a Job for each type of task.
 
-TensorFlow's servers do not authenticate clients, so the policy lets only the job's own pods reach
-each other; it takes effect if the cluster's network plugin supports policies. The servers of this
-package are also protected by a secret, if a Secret with the job's name exists.
+TensorFlow's servers do not authenticate clients, so the policy admits only connections from the
+job's own pods; it takes effect if the cluster's network plugin supports policies. If a Secret with
+the job's name exists, it also protects the servers of this package.
 
 Names of pods: kubernetes.io, "Job with Pod-to-Pod Communication". The Service has a port because
-some DNS servers do not resolve the pods of one without (github.com/kubernetes/dns, issue 174).
+some DNS servers do not resolve the pods of a Service without ports (github.com/kubernetes/dns,
+issue 174).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from tf_config.secret import SECRET_VARIABLE
 
 _LABEL = "([-a-z0-9]*[a-z0-9])?"
 _LONGEST_LABEL = 63
-_COMPUTING = ("chief", "worker", "evaluator")
-# Texts that YAML 1.1 and 1.2, and so kubectl, read as another type, but PyYAML does not: the type,
-# a pattern, and the characters with which the texts begin.
+_GPU_TASK_TYPES = ("chief", "worker", "evaluator")
+# Strings that YAML 1.1 or 1.2, and therefore kubectl, but not PyYAML, reads as another type: the
+# type, a pattern, and the first characters of such strings.
 _READ_BY_KUBECTL = (
     (
         "tag:yaml.org,2002:float",
@@ -47,17 +48,17 @@ _READ_BY_KUBECTL = (
 class KubernetesJob:
     """A job with one pod per task, validated on construction.
 
-    A Kubernetes Job ends with its first failed pod: the other tasks cannot train without that pod,
-    and a single restarted pod would find no tasks to join.
+    Each Kubernetes Job ends when one of its pods fails: the other tasks cannot train without that
+    pod, and a single restarted pod could not join them.
 
     Attributes:
       roles: the number of tasks of each type.
       program: the program that each pod runs, and its arguments.
       name: the name of the Service, and the prefix of the Jobs' names.
-      image: the container image, which has this package and the program.
-      namespace: the namespace of all objects; None for the one that kubectl uses.
+      image: the container image, which contains this package and the program.
+      namespace: the namespace of all objects; None for kubectl's current namespace.
       cpus: the number of CPUs of each pod.
-      gpus: the number of GPUs of each pod that computes, which excludes parameter servers.
+      gpus: the number of GPUs of each pod except parameter servers.
       memory: the memory of each pod, in Kubernetes's notation.
       port: the port that each task listens on.
       options: further options of `tf-config exec`.
@@ -124,23 +125,21 @@ class KubernetesJob:
             name for name, there in (("ps", self.roles.ps), ("evaluator", self.roles.evaluator))
             if there
         )  # fmt: skip
-        deletion = (
-            "# To delete everything, before it can be started again: kubectl delete -f FILE\n"
-        )
+        deletion = "# Before you start the job again, delete it: kubectl delete -f FILE\n"
         if endless:
             deletion = (
-                f"# When the workers are done, the {endless} tasks may go on; to end and delete "
-                "everything: kubectl delete -f FILE\n"
+                f"# The {endless} tasks may keep running after the workers are done. To end and "
+                "delete the job: kubectl delete -f FILE\n"
             )
         return deletion + (
-            "# For a secret of the job's own, before: openssl rand -hex 16 | kubectl create secret "
-            f"generic {self.name} --from-file=secret=/dev/stdin\n"
+            "# To protect the job with a secret, first run: openssl rand -hex 16 | kubectl create "
+            f"secret generic {self.name} --from-file=secret=/dev/stdin\n"
         )
 
     def _service(self) -> dict[str, Any]:
         spec = {
             "clusterIP": "None",
-            # Tasks look for one another before they are ready.
+            # Tasks resolve each other's names before they are ready.
             "publishNotReadyAddresses": True,
             "selector": self._labels(),
             "ports": [{"name": "tasks", "port": self.port}],
@@ -153,7 +152,7 @@ class KubernetesJob:
         }
 
     def _policy(self) -> dict[str, Any]:
-        # All ports, because Gloo and NCCL use free ones.
+        # All ports, because Gloo and NCCL listen on arbitrary free ports.
         spec = {
             "podSelector": {"matchLabels": self._labels()},
             "policyTypes": ["Ingress"],
@@ -212,13 +211,13 @@ class KubernetesJob:
         return container
 
     def _limits(self, task_type: str) -> dict[str, str]:
-        # Without a request, Kubernetes also reserves the limit.
-        gpus = self.gpus if task_type in _COMPUTING else None
+        # Kubernetes also uses the limits as requests if no requests are given.
+        gpus = self.gpus if task_type in _GPU_TASK_TYPES else None
         limits = {"cpu": self.cpus, "memory": self.memory, "nvidia.com/gpu": gpus}
         return {name: str(value) for name, value in limits.items() if value}
 
     def _command(self) -> list[str]:
-        # Kubernetes replaces $(NAME) by a variable's value, and $$ by a single dollar sign.
+        # Kubernetes replaces $(NAME) with the value of a variable, and $$ with a dollar sign.
         command = execute("kubernetes", self.options, self.program)
         return [word.replace("$", "$$") for word in command]
 
@@ -227,7 +226,7 @@ class KubernetesJob:
         return {"name": name, **namespace, "labels": labels}
 
     def _labels(self, task_type: str | None = None) -> dict[str, str]:
-        """Returns the labels as a new dictionary, because YAML writes a shared one as an alias."""
+        """Returns the labels as a new dictionary; a shared one would become an alias in YAML."""
         labels = {
             "app.kubernetes.io/name": "keras-strategies",
             "app.kubernetes.io/instance": self.name,

@@ -1,4 +1,4 @@
-"""Rules for the values in every rendered job, and the command that it runs."""
+"""Checks of the values in a rendered job, and the command that the job runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tf_config.errors import ClusterConfigError, quoted
 
 
 def check(what: str, value: str, pattern: str, example: str) -> None:
-    """Checks that all of `value` matches `pattern`.
+    """Checks that the whole of `value` matches `pattern`.
 
     Raises:
-      ClusterConfigError: if it does not; the message states the rule `what`.
+      ClusterConfigError: if it does not; the message begins with the rule `what`.
     """
     if not re.fullmatch(pattern, value):
         raise ClusterConfigError(
@@ -21,7 +21,7 @@ def check(what: str, value: str, pattern: str, example: str) -> None:
 
 
 def check_range(what: str, value: int, last: int) -> None:
-    """Checks that `value` is from 1 to `last`.
+    """Checks that `value` is in the range from 1 to `last`.
 
     Raises:
       ClusterConfigError: if it is not.
@@ -31,7 +31,7 @@ def check_range(what: str, value: int, last: int) -> None:
 
 
 def execute(environment: str, options: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Returns the command of a task: `tf-config exec`, which becomes the program.
+    """Returns the command of a task: `tf-config exec` with the program.
 
     >>> execute("slurm", ["--chief"], ["train.py", "--epochs=3"])
     ['tf-config', 'exec', '--from', 'slurm', '--chief', '--', 'train.py', '--epochs=3']
@@ -49,6 +49,6 @@ def execute(environment: str, options: Sequence[str], program: Sequence[str]) ->
         except UnicodeEncodeError:
             raise ClusterConfigError(
                 f"The program and its arguments must be text in UTF-8. Received: {quoted(word)}. "
-                "Rename the file, or pass the value in a file."
+                "Rename the file, or write the value to a file."
             ) from None
     return ["tf-config", "exec", "--from", environment, *options, "--", *program]

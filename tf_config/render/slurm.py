@@ -1,4 +1,4 @@
-"""A batch script for Slurm's sbatch."""
+"""A batch script for Slurm."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _TIME = "[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|[0-9]+(:[0-9]{1,2}){0,2}"
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job with one task per process, all started by one `srun`; validated on construction.
+    """A job whose tasks are all started by one `srun`; validated on construction.
 
     Attributes:
       roles: the number of tasks of each type.
       program: the program that each task runs, and its arguments.
       name: the name of the job in `squeue`, and the prefix of the log's name.
-      nodes: the number of nodes over which the tasks are spread; None leaves it to Slurm.
+      nodes: the number of nodes to which the tasks are distributed; None leaves it to Slurm.
       time: the time limit of the job, in Slurm's notation; None for the partition's default.
-      partition: the partition in which the job is queued, or several separated by commas.
-      account: the account that is charged.
+      partition: the partition to submit the job to, or several partitions separated by commas.
+      account: the account to charge.
       tasks_per_node: the number of tasks on each node; None leaves it to Slurm.
       gres: the generic resources of each node, in Slurm's notation.
       cpus: the number of CPUs of each task.
       gpus: the number of GPUs of each task.
       memory: the memory of each node, in Slurm's notation.
-      max_restarts: how often all tasks are restarted after a failure.
+      max_restarts: the maximum number of restarts of all tasks after a failure.
       options: further options of `tf-config exec`.
-      setup: shell lines that run first, such as `module load TensorFlow`.
+      setup: shell commands that run first, such as `module load TensorFlow`.
       directives: further options of sbatch, such as `--constraint=rome`.
-      own: the command that is this `tf-config`; used if there is no `setup`.
+      own: the command that starts this installation of `tf-config`; ignored if `setup` is given.
     """
 
     roles: Roles
@@ -92,13 +92,13 @@ class SlurmJob:
             check(rule, self.gres, f"{_GRES}(,{_GRES})*", "gpu:a100:4")
         self._check_tasks_per_node()
         for line in self.setup:
-            check("A command of the shell must be one line", line, _LINE, "module load TensorFlow")
+            check("A shell command must be one line", line, _LINE, "module load TensorFlow")
         for directive in self.directives:
             self._check_directive(directive)
         if ":" in self.program:
             raise ClusterConfigError(
-                "The program's arguments cannot contain ':' alone, which srun takes for the end of "
-                "a command. Received: such an argument. Make it a part of another argument."
+                "An argument of the program cannot be ':', with which srun separates commands. "
+                "Received: such an argument. Make it a part of another argument."
             )
         self._command()
 
@@ -109,8 +109,9 @@ class SlurmJob:
         check_range("The number of tasks of a node", each, self._tasks)
         if self.nodes is not None and self.nodes * each < self._tasks:
             raise ClusterConfigError(
-                f"The nodes must have room for all tasks. Received: {self._tasks} tasks, "
-                f"{self.nodes} nodes with {each} each. Request more nodes, or more tasks per node."
+                f"The nodes must be able to run all tasks. Received: {self._tasks} tasks on "
+                f"{self.nodes} nodes with {each} tasks each. Request more nodes, or more tasks per "
+                "node."
             )
 
     def _check_directive(self, directive: str) -> None:
@@ -119,7 +120,7 @@ class SlurmJob:
         if _option(directive) in self._values().keys() - {"output"}:
             raise ClusterConfigError(
                 f"An option of sbatch cannot be given twice. Received: {quoted(directive)}, which "
-                "tf-config writes itself. Use the option of 'tf-config render slurm' for it."
+                "tf-config writes itself. Use the corresponding option of 'tf-config render slurm'."
             )
 
     @property
@@ -127,8 +128,8 @@ class SlurmJob:
         return len(self.roles.tasks)
 
     def script(self) -> str:
-        """Returns the script, for `sbatch`."""
-        # Environment modules read unset variables, so setup lines run without `set -u`.
+        """Returns the script for `sbatch`."""
+        # Not `set -u` for the setup commands: environment modules read unset variables.
         start = ["set -eo pipefail", *self.setup, "set -u"] if self.setup else ["set -euo pipefail"]
         lines = ["#!/bin/bash", *self._directives(), "", *start, ""]
         lines += self._restarting() if self.max_restarts else [self._command()]
@@ -157,7 +158,7 @@ class SlurmJob:
         }
 
     def _restarting(self) -> list[str]:
-        # Each srun is a separate step, with other ports than the one that failed.
+        # Each srun is a separate step, whose ports differ from those of the step that failed.
         return [
             f"for ((restart = 0; restart <= {self.max_restarts}; restart++)); do",
             f"  export {RESTARTS_VARIABLE}=$restart",
@@ -172,12 +173,12 @@ class SlurmJob:
     def _command(self) -> str:
         srun = ["srun", "--kill-on-bad-exit=1", "--label"]
         if self.cpus is not None:
-            # Since Slurm 22.05, a step does not inherit it from its job.
+            # Since Slurm 22.05, a step does not inherit this option from its job.
             srun.append(f"--cpus-per-task={self.cpus}")
         options = ["--ps", str(self.roles.ps)] if self.roles.ps else []
         options += ["--chief"] * self.roles.chief + ["--evaluator"] * self.roles.evaluator
         command, *words = execute("slurm", [*options, *self.options], self.program)
-        # Lines of `setup` make an environment, with a `tf-config` that may not be this one.
+        # The setup commands may activate an environment with a different `tf-config`.
         own = (command,) if self.setup else self.own
         return shlex.join([*srun, *own, *words])
 

@@ -1,4 +1,4 @@
-"""A key-value store over HTTP, like Horovod's rendezvous: PUT, GET and DELETE of a path.
+"""A key-value store over HTTP, like Horovod's rendezvous server: PUT, GET and DELETE of a path.
 
 A store with a secret answers only signed requests.
 """
@@ -24,7 +24,7 @@ _SIGNATURE = "X-Keras-Strategies-Signature"
 
 
 class StoreHandler(BaseHTTPRequestHandler):
-    """Passes each request to the `answer` method of its server."""
+    """Passes each authorized request to the `answer` method of the server."""
 
     timeout = _REQUEST_SECONDS
 
@@ -38,7 +38,7 @@ class StoreHandler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(length)))
 
     def do_GET(self) -> None:
-        """Returns an entry, or NOT_FOUND."""
+        """Sends an entry, or the status NOT_FOUND."""
         self._answer()
 
     def do_DELETE(self) -> None:
@@ -66,14 +66,14 @@ class StoreServer(ThreadingHTTPServer):
 
     Args:
       address: the host and port to listen on.
-      secret: the secret that signs requests; "" admits unsigned requests.
+      secret: the secret with which requests must be signed; "" admits unsigned requests.
 
     Raises:
       OSError: if the server cannot listen on the address.
     """
 
     daemon_threads = True
-    allow_reuse_port = False  # newer Python versions would let two servers share the port
+    allow_reuse_port = False  # otherwise, two servers could share the port in newer Python versions
 
     def __init__(self, address: tuple[str, int], secret: str = ""):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -83,14 +83,14 @@ class StoreServer(ThreadingHTTPServer):
         super().__init__(address, StoreHandler)
 
     def admits(self, method: str, path: str, body: bytes, signed: str) -> bool:
-        """Returns whether a request with this signature is answered."""
+        """Returns whether a request has a valid signature."""
         return is_signed(self._secret, signed, method.encode(), path.encode(), body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: the client sees that no answer comes, and may not be a task of this job."""
+        """Logs nothing: the client notices the missing answer, and may belong to another job."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """Executes a request; returns the status and content of the answer."""
+        """Executes a request; returns the status and the content of the answer."""
         if method == "PUT":
             self.entries[path] = body
         elif method == "DELETE":
@@ -100,14 +100,14 @@ class StoreServer(ThreadingHTTPServer):
         return HTTPStatus.OK, self.entries[path] if method == "GET" else b""
 
     def start(self) -> None:
-        """Starts to answer requests in a separate thread."""
+        """Starts a thread that answers requests."""
         self._is_started = True
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
     def close(self) -> None:
         """Stops answering requests, and frees the address; may be called before `start`."""
         if self._is_started:
-            self.shutdown()  # which waits for the thread, and without one for ever
+            self.shutdown()  # waits for the thread; without a thread, it would wait forever
         self.server_close()
 
 
@@ -117,10 +117,10 @@ class HttpStore:
     Args:
       address: the address of the server.
       scope: the scope of the entries.
-      secret: the secret that signs the requests; None for that of this process.
+      secret: the secret that signs the requests; None for the secret of this process.
 
     Attributes:
-      is_refused: whether the last request was refused, because the server has another secret.
+      is_refused: whether the server refused the last request, because it has a different secret.
     """
 
     def __init__(self, address: Address, scope: str, secret: str | None = None):
@@ -141,15 +141,15 @@ class HttpStore:
 
     def _request(self, method: str, key: Task | str, body: bytes = b"") -> tuple[int, bytes]:
         path = f"/{self._scope}/{name_of(key)}"
-        status, content = ask(self._address, method, path, body, self._secret)
+        status, content = send_request(self._address, method, path, body, self._secret)
         self.is_refused = status == HTTPStatus.FORBIDDEN
         return status, content
 
 
-def ask(
+def send_request(
     address: Address, method: str, path: str, body: bytes = b"", secret: str = ""
 ) -> tuple[int, bytes]:
-    """Sends a request to a store; returns its answer's status, 0 without an answer, and content."""
+    """Sends a request to a store; returns the status (0 without an answer) and the content."""
     signed = signature(secret, method.encode(), path.encode(), body)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_REQUEST_SECONDS)
     try:

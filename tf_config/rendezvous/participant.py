@@ -1,4 +1,4 @@
-"""What a process of a rendezvous knows and reports, and the cluster made of all reports."""
+"""The participants of a rendezvous, their reports, and the cluster that the reports form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_config.roles import Roles
 
 @dataclass(frozen=True)
 class Participant:
-    """The place of one process among the tasks of a job; validated on construction.
+    """A process of a job and its rank among all tasks; validated on construction.
 
     >>> str(Participant(Roles(workers=2, ps=1), 2).task)
     'ps 0'
@@ -44,7 +44,7 @@ class Participant:
         return self.rank == self.leader
 
     @property
-    def first(self) -> Task:
+    def leading_task(self) -> Task:
         """The task that leads the rendezvous."""
         return self.roles.tasks[self.leader]
 
@@ -61,14 +61,14 @@ class Participant:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """The report of a process to the first one.
+    """The report that a process sends to the leader of the rendezvous.
 
     Attributes:
       rank: the rank of the process.
-      tasks: the tasks of the job, as the process knows them.
-      host: the host by which the others reach the process.
-      port: a free port on that host, reserved until the rendezvous is over.
-      token: a random text that differs in each process.
+      tasks: the tasks of the job that the process was started with.
+      host: the host name or IP address at which the others reach the process.
+      port: a free port on that host, reserved until the rendezvous ends.
+      token: a random text that identifies the process.
     """
 
     rank: int
@@ -85,7 +85,7 @@ class JoinRequest:
 
     @classmethod
     def from_dict(cls, values: Any) -> JoinRequest:
-        """Returns the report in a dictionary from `to_dict`.
+        """Returns the report that `to_dict` has converted to a dictionary.
 
         Raises:
           ValueError: if `values` is not such a dictionary.
@@ -104,16 +104,16 @@ class JoinRequest:
         return report
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as a dictionary for JSON."""
+        """Returns the report as a dictionary that can be written as JSON."""
         return {**vars(self), "tasks": list(self.tasks)}
 
 
 @dataclass
 class Roster:
-    """The reports that the first process has collected so far.
+    """The reports that the leader has collected so far.
 
     Attributes:
-      participant: the first process.
+      participant: the leader.
       reports: the report of each process, by rank.
     """
 
@@ -130,48 +130,48 @@ class Roster:
         if report.tasks != tuple(str(task) for task in tasks):
             raise ClusterConfigError(
                 "All processes of a job must be started with the same tasks. Received: "
-                f"{len(tasks)} ({quoted(', '.join(map(str, tasks)))}) on the first, "
-                f"{len(report.tasks)} ({quoted(', '.join(report.tasks))}) on {report.host}. Start "
-                "all with the same options."
+                f"{len(tasks)} ({quoted(', '.join(map(str, tasks)))}) in the first process, "
+                f"{len(report.tasks)} ({quoted(', '.join(report.tasks))}) in one on {report.host}. "
+                "Start all processes with the same options."
             )
         if not 0 <= report.rank < len(tasks):
             raise ClusterConfigError(
                 f"The rank must be from 0 to {len(tasks) - 1} in a job of {len(tasks)} processes. "
                 f"Received: {quoted(report.rank)} from {quoted(report.host)}. Correct the rank."
             )
-        # The report in a file is added again at each look; only another process has another token.
+        # The same report is added each time its file is read; another process has another token.
         other = self.reports.get(report.rank)
         if other is not None and other.token != report.token:
             raise ClusterConfigError(
-                f"Two processes cannot be the same task. Received: two as {tasks[report.rank]}, on "
-                f"{other.host} and {report.host}. Use a different rank for each process, and a "
-                "different rendezvous for each job."
+                f"Two processes cannot be the same task. Received: two processes for "
+                f"{tasks[report.rank]}, on {other.host} and {report.host}. Use a different rank "
+                "for each process, and a different rendezvous for each job."
             )
         self.reports[report.rank] = report
 
     @property
     def missing(self) -> list[Task]:
-        """The tasks that have not reported."""
+        """The tasks that have not reported yet."""
         return [
             t for rank, t in enumerate(self.participant.roles.tasks) if rank not in self.reports
         ]
 
     @property
     def progress(self) -> str:
-        """A message that names the missing tasks."""
+        """A message that lists the missing tasks."""
         total = len(self.participant.roles.tasks)
         names = ", ".join(map(str, self.missing[:8])) + ("..." if len(self.missing) > 8 else "")
-        return f"waiting for {names} ({total - len(self.missing)} of {total} are here)"
+        return f"waiting for {names} ({total - len(self.missing)} of {total} have connected)"
 
-    def too_late(self, seconds: float) -> ClusterConfigError:
-        """Returns the error of a rendezvous that took too long."""
+    def timeout_error(self, seconds: float) -> ClusterConfigError:
+        """Returns the error to raise if tasks are missing after the timeout."""
         return ClusterConfigError(
             f"All tasks must connect to the rendezvous within {seconds:g} s. Received: still "
-            f"{self.progress}. Start them too, or raise --start-timeout."
+            f"{self.progress}. Start the missing tasks, or raise --start-timeout."
         )
 
     def answer(self) -> dict[str, Any]:
-        """Returns the answer to all processes once all have reported."""
+        """Returns the answer that all processes receive once all have reported."""
         tasks = self.participant.roles.tasks
         addresses = {
             tasks[rank]: Address(report.host, report.port)
@@ -183,7 +183,7 @@ class Roster:
 
 
 def cluster_of(answer: Mapping[str, Any]) -> ClusterSpec:
-    """Returns the cluster in an answer.
+    """Returns the cluster in an answer of the leader.
 
     Raises:
       ClusterConfigError: if the answer is an error.

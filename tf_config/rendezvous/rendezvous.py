@@ -1,4 +1,4 @@
-"""A rendezvous, from its URL to the resulting cluster."""
+"""The rendezvous at a URL, which results in a cluster."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ def rendezvous(
     interface: str | None = None,
     address: Address | None = None,
 ) -> TFConfig:
-    """Returns the configuration of one process once all processes have arrived.
+    """Waits until all processes have connected; returns the configuration of this process.
 
-    Each process reports its host and a free port; the first one sends the cluster to all others.
+    Each process reports its host and a free port, and the leader sends the cluster to all others.
     The URL is like PyTorch's `init_method` (pytorch.org/docs/stable/distributed.html):
-    `file:///shared/directory` or `tcp://host:port`, where the host is that of the first process.
+    `file:///shared/directory`, or `tcp://host:port` with the host of the leader.
 
     Args:
       url: the URL of the rendezvous.
-      participant: the place of this process among all processes.
+      participant: this process and its rank.
       timeout: the number of seconds to wait for all processes.
-      note: called every few seconds with a message that names the missing tasks.
-      interface: the network interface by which the others reach this process; None for the one of
-        the default route or of the route to the first process.
+      note: called every few seconds with a message that lists the missing tasks.
+      interface: the network interface at which the others reach this process; None for that of the
+        default route or of the route to the leader.
       address: the address that this process will listen on, if it is fixed; None for a free port.
 
     Raises:
-      ClusterConfigError: if a task does not arrive in time, or the reports contradict each other.
+      ClusterConfigError: if a task does not connect in time, or the reports contradict each other.
     """
-    place = check_url(url)
+    target = check_url(url)
     host = None if interface is None else address_of(interface)
     deadline = Deadline(timeout, note)
-    with _reserved_port(place) as port:
+    with _reserved_port(target) as port:
         if address is not None:
             host, port = address.host, address.port
-        if isinstance(place, Path):
+        if isinstance(target, Path):
             report = JoinRequest.of(participant, host or own_address(), port)
-            cluster = directory.rendezvous(place, participant, report, deadline)
+            cluster = directory.rendezvous(target, participant, report, deadline)
         else:
-            cluster = tcp.rendezvous(place, participant, host, port, deadline)
+            cluster = tcp.rendezvous(target, participant, host, port, deadline)
     return TFConfig(cluster, participant.task)
 
 
 def check_url(url: str) -> Path | Address:
-    """Returns the directory or the address in the URL of a rendezvous.
+    """Returns the directory or address in the URL of a rendezvous.
 
     >>> check_url("tcp://node1:2222")
     Address(host='node1', port=2222)
@@ -69,7 +69,7 @@ def check_url(url: str) -> Path | Address:
     PosixPath('/shared/job-7')
 
     Raises:
-      ClusterConfigError: if the URL has neither.
+      ClusterConfigError: if the URL contains neither of them.
     """
     try:
         parts = urlsplit(url)
@@ -80,24 +80,24 @@ def check_url(url: str) -> Path | Address:
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return Path(unquote(parts.path)).absolute()
     raise ClusterConfigError(
-        "A rendezvous must be file:///directory, which all tasks share, or tcp://host:port, on the "
-        f"host of the first task. Received: {quoted(url)}."
+        "A rendezvous must be file:///directory, with a directory that all tasks share, or "
+        f"tcp://host:port, with the host of the first task. Received: {quoted(url)}. Correct the "
+        "URL."
     )
 
 
 @contextlib.contextmanager
-def _reserved_port(place: Path | Address) -> Iterator[int]:
+def _reserved_port(target: Path | Address) -> Iterator[int]:
     """Reserves a free port and the port above it while the block runs.
 
-    The port of the rendezvous is left out, because the first process, which may arrive last,
-    listens on it.
+    The port of the rendezvous is never chosen, because the leader will listen on it.
 
     Yields:
       The port.
     """
-    kept = place.port if isinstance(place, Address) else None
+    excluded = target.port if isinstance(target, Address) else None
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        if kept in (port, port + 1):
+        if excluded in (port, port + 1):
             continue
         with (
             socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder,
@@ -105,12 +105,12 @@ def _reserved_port(place: Path | Address) -> Iterator[int]:
         ):
             try:
                 holder.bind(("", port))
-                above.bind(("", port + 1))  # where the first task's sidecar will serve
+                above.bind(("", port + 1))  # the first task's sidecar will listen on it
             except OSError:
                 continue
             yield port
             return
     raise ClusterConfigError(
-        f"A task requires a free port from {PORTS.start} to {PORTS.stop - 1}. Received: all are in "
-        "use on this host. End the programs that use them."
+        f"A task must have a free port from {PORTS.start} to {PORTS.stop - 1}. Received: all ports "
+        "of this host are in use. End the programs that use them."
     )

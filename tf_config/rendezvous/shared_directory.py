@@ -1,8 +1,8 @@
 """A rendezvous in a directory that all processes share, such as one on NFS.
 
-The first process writes a token of this rendezvous. The others answer to the token, and again when
-it changes. A process accepts a cluster only if its own token is listed with it. So files left
-behind by an earlier job mislead no process.
+The leader writes a token that identifies this rendezvous. The others write their reports for this
+token, and write them again if it changes. A process accepts a cluster only if the process's own
+token is listed with it. Therefore files of an earlier job cannot be mistaken for those of this one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tf_config.rendezvous.waiting import Deadline
 _FIRST, _ANSWER = "first", "cluster"
 _GOODBYE_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
-# The prefix of directories created for one job, by environments that name no other place.
+# The prefix of a directory that is created for one job and removed after the rendezvous.
 MADE_FOR_ONE_JOB = ".tf-config-"
 
 
 def rendezvous(
     path: Path, participant: Participant, report: JoinRequest, deadline: Deadline
 ) -> ClusterSpec:
-    """Returns the cluster once all processes have arrived.
+    """Waits until all processes have connected; returns the cluster.
 
     Raises:
-      ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
-        the directory cannot be written.
+      ClusterConfigError: if a task does not connect in time, the reports contradict each other, or
+        the directory is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def rendezvous(
     except OSError as error:
         raise ClusterConfigError(
             "The directory of a rendezvous must be writable by all tasks. Received: "
-            f"{quoted(str(path))} ({error.strerror}). Use another one."
+            f"{quoted(str(path))} ({error.strerror}). Use another directory."
         ) from None
 
 
@@ -60,12 +60,12 @@ def _lead(
         deadline.wait_until(
             lambda: _collect_reports(store, roster, report.token),
             lambda: roster.progress,
-            lambda _: roster.too_late(deadline.timeout),
+            lambda _: roster.timeout_error(deadline.timeout),
         )
         answer = roster.answer()
     except ClusterConfigError as error:
         _write(store, _ANSWER, {"error": str(error), "first": report.token})
-        store.delete(_FIRST)  # or processes of a later job would answer it and get the error
+        store.delete(_FIRST)  # otherwise, processes of a later job would answer and get the error
         raise
     _write(store, _ANSWER, answer)
     _tidy_up(store, participant, Deadline(_GOODBYE_SECONDS, deadline.note))
@@ -73,7 +73,7 @@ def _lead(
 
 
 def _collect_reports(store: FileStore, roster: Roster, token: str) -> bool:
-    """Adds the reports that have arrived for this rendezvous; returns whether none is missing."""
+    """Adds the reports that exist for this rendezvous; returns whether none is missing."""
     if not roster.missing:
         return True
     _check_first(store, token)
@@ -102,30 +102,29 @@ def _follow(
         if (failed and "error" in answer) or (isinstance(tokens, list) and report.token in tokens):
             store.delete(own)
             return cluster_of(answer)
-        # The first process ends the rendezvous in time, and names the missing tasks.
+        # The leader has a grace period in which it reports the missing tasks itself.
         if deadline.overdue > (0 if first is None else _GRACE_SECONDS):
             store.delete(own)
             raise ClusterConfigError(
                 f"All tasks must connect to the rendezvous within {deadline.timeout:g} s. "
                 "Received: "
-                + ("the first one did not" if first is None else "not all of them did")
-                + f", in {quoted(str(store.directory))}. Start them too, or raise --start-timeout."
+                + ("no first task" if first is None else "only some of the tasks")
+                + f", in {quoted(str(store.directory))}. Start all tasks, or raise --start-timeout."
             )
-        deadline.tick(f"waiting for {participant.first if first is None else 'the others'}")
+        deadline.tick(f"waiting for {participant.leading_task if first is None else 'the others'}")
 
 
 def _check_first(store: FileStore, token: str) -> None:
     first = _read(store, _FIRST)
     if first is not None and first.get("token") != token:
         raise ClusterConfigError(
-            "Two jobs cannot share a rendezvous. Received: another process with the rank of the "
-            f"first one, in {quoted(str(store.directory))}. Use a different directory for each "
+            "Two jobs cannot share a rendezvous. Received: two processes with the rank of the "
+            f"first task, in {quoted(str(store.directory))}. Use a different directory for each "
             "job, and a different rank for each process."
         )
 
 
 def _report_in(entry: dict[str, Any], file: Path) -> JoinRequest:
-    """Returns the report in a process's file."""
     try:
         return JoinRequest.from_dict(entry.get("report"))
     except ValueError:
@@ -142,14 +141,14 @@ def _check_own(store: FileStore, participant: Participant, report: JoinRequest) 
     entry = _read(store, own)
     if entry is not None and _report_in(entry, store.file(own)).token != report.token:
         raise ClusterConfigError(
-            f"Two processes cannot be the same task. Received: two as {participant.task}, in "
-            f"{quoted(str(store.directory))}. Use a different rank for each process, and a "
-            "different directory for each job."
+            "Two processes cannot be the same task. Received: two processes for "
+            f"{participant.task}, in {quoted(str(store.directory))}. Use a different rank for each "
+            "process, and a different directory for each job."
         )
 
 
 def _tidy_up(store: FileStore, participant: Participant, deadline: Deadline) -> None:
-    """Removes the files once all processes have read them and removed their own files."""
+    """Removes the leader's files once all other processes have read them and removed their own."""
     files = [store.file(str(rank)) for rank in participant.followers]
     deadline.poll(
         lambda: not any(file.exists() for file in files),
@@ -169,6 +168,6 @@ def _write(store: FileStore, key: str, values: dict[str, Any]) -> None:
 def _read(store: FileStore, key: str) -> dict[str, Any] | None:
     try:
         values = json.loads(store.get(key) or b"")
-    except (ValueError, RecursionError):  # written by nobody of this job
+    except (ValueError, RecursionError):  # the file does not belong to this job
         return None
     return values if isinstance(values, dict) else None

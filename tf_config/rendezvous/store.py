@@ -12,24 +12,24 @@ from tf_config.cluster import Task
 class Store(Protocol):
     """A key-value store that all processes of a job can reach.
 
-    An entry is complete as soon as it is visible. Whoever waits for one asks again, so an entry
-    that cannot be reached for a moment may look like one that does not exist.
+    An entry is complete as soon as it is visible. As callers poll, an entry that is temporarily
+    unavailable may be reported as one that does not exist.
     """
 
     def put(self, key: Task | str, value: bytes) -> bool:
-        """Writes an entry under a task or a name; returns whether the store accepted it."""
+        """Writes the entry of a task or name; returns whether the store accepted it."""
 
     def get(self, key: Task | str) -> bytes | None:
         """Returns an entry; None if it does not exist, or the store did not answer."""
 
 
 class FileStore:
-    """A `Store` in a directory that all processes share: a file for each entry.
+    """A `Store` in a directory that all processes share, with a file for each entry.
 
     Its methods raise OSError if the directory cannot be read or written.
 
     Args:
-      directory: the directory, which exists.
+      directory: the directory, which must exist.
     """
 
     def __init__(self, directory: Path):

@@ -1,10 +1,10 @@
-"""A rendezvous at an address of the first process's host, which listens only for its duration.
+"""A rendezvous at a TCP address, on which the leader listens until the rendezvous ends.
 
-A message is a line: its signature by the job's secret, if the job has one, a space, and JSON.
+A message is a line with a signature (empty if the job has no secret), a space, and JSON.
 
-Each process keeps one connection, instead of asking a store again and again: by it, the first
-process learns the addresses of the hosts, and that a process which waited has ended. Answers are
-signed as well as reports, so that no process joins the cluster of a stranger at that address.
+Each process keeps one connection open instead of polling a store. From the connections, the leader
+learns the addresses of the hosts, and notices if a waiting process has ended. Answers are signed
+like reports, so that a process cannot join the cluster of an unrelated server at that address.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _GRACE_SECONDS = 5.0
 def rendezvous(
     address: Address, participant: Participant, host: str | None, port: int, deadline: Deadline
 ) -> ClusterSpec:
-    """Returns the cluster once all processes have arrived.
+    """Waits until all processes have connected; returns the cluster.
 
     Args:
-      address: the address that the first process listens on.
-      participant: the place of this process among all processes.
-      host: the host by which the others reach this process; None for the local address of the
-        connection.
+      address: the address that the leader listens on.
+      participant: this process and its rank.
+      host: the host name or IP address at which the others reach this process; None for the local
+        address of the connection.
       port: the free port that this process reports.
       deadline: the timeout.
 
     Raises:
-      ClusterConfigError: if a task does not arrive in time, the reports contradict each other, or
-        the first process cannot listen on the address.
+      ClusterConfigError: if a task does not connect in time, the reports contradict each other, or
+        the leader cannot listen on the address.
     """
     if participant.leads:
         return _Leader(address, participant, host, port, deadline).run()
@@ -57,8 +57,8 @@ def rendezvous(
 class _Leader:
     """Listens until all processes have reported, then sends the cluster to all of them.
 
-    It waits in its selector, and not by `Deadline.wait_until`: with a pause between two looks, the
-    connections of a large job would be accepted one a pause.
+    It waits in its selector, not in `Deadline.wait_until`, which would accept only one connection
+    in each interval between two checks.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class _Leader:
                             self._receive(key.fileobj)  # type: ignore[arg-type]
                     if self._roster.missing:
                         if self._deadline.is_over:
-                            raise self._roster.too_late(self._deadline.timeout)
+                            raise self._roster.timeout_error(self._deadline.timeout)
                         self._deadline.log_if_due(self._roster.progress)
                 self._unify_hosts()
                 answer = self._roster.answer()
@@ -127,7 +127,7 @@ class _Leader:
             except ValueError:  # not a process of this job
                 self._drop(connection)
                 return
-            # First a member: if its report contradicts the others, it gets the error like them.
+            # Before the report is checked, so that this process receives an error about it, too.
             self._members[connection] = report
             self._roster.add(report)
 
@@ -140,11 +140,11 @@ class _Leader:
         connection.close()
 
     def _unify_hosts(self) -> None:
-        """Gives all processes of this host the same host: the address that other hosts use.
+        """Sets the host of all processes on this host to the address that other hosts use.
 
-        A process is on this host if both ends of its connection have the same address. That may be
-        a loopback address, which it then reported and which no other host can reach; and tasks
-        share a host, with its cores and GPUs, only if their hosts are equal.
+        A process is on this host if both ends of its connection have the same address. That address
+        may be a loopback address, which other hosts cannot reach. Moreover, tasks are treated as
+        sharing the cores and GPUs of a host only if their reported hosts are equal.
         """
         if self._own.host:  # the user has chosen the interface
             return
@@ -190,8 +190,8 @@ def _follow(
 def _ask(
     address: Address, participant: Participant, host: str | None, port: int, deadline: Deadline
 ) -> tuple[dict[str, Any] | None, str]:
-    """Returns the answer of the first process, or None; and why there is no answer yet."""
-    first, secret = participant.first, secret_of()
+    """Returns the leader's answer, or None, and the reason why there is no answer yet."""
+    first, secret = participant.leading_task, secret_of()
     try:
         connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
     except OSError as error:
@@ -202,31 +202,30 @@ def _ask(
         try:
             connection.sendall(_encode(report.to_dict(), secret))
             connection.settimeout(0.5)
-            # The first process ends the rendezvous in time, and names the missing tasks.
+            # The leader has a grace period in which it reports the missing tasks itself.
             while not data.endswith(b"\n") and deadline.overdue < _GRACE_SECONDS:
                 try:
                     step = connection.recv(1 << 16)
                 except TimeoutError:
-                    deadline.log_if_due(f"waiting for the others, as {first} does")
+                    deadline.log_if_due(f"connected to {first}; waiting for the other tasks")
                     continue
                 if not step or len(data) > _LONGEST_MESSAGE:
                     break
                 data += step
             answer = _decode(data, secret)
         except _Unsigned:
-            return None, f"{address} answers without this job's {SECRET_VARIABLE}"
+            return None, f"{address} answers without the signature of this job's {SECRET_VARIABLE}"
         except (OSError, ValueError):
             return None, (
-                f"{first} at {address} left the rendezvous before its end, or leads none. A task "
-                "that is restarted alone requires its TF_CONFIG; end a server of an earlier job "
-                "that still runs there"
+                f"{first} at {address} closed the connection. If a server of an earlier job still "
+                "runs there, end it; if only this task was restarted, set its TF_CONFIG"
             )
     is_answer = isinstance(answer, dict) and ("error" in answer or "cluster" in answer)
     return answer if is_answer else None, f"{address} is not a rendezvous"
 
 
 class _Unsigned(Exception):
-    """Raised when a message has no signature, or a signature by another secret."""
+    """Raised when a message has no signature, or a signature with a different secret."""
 
 
 def _encode(message: Mapping[str, Any], secret: str) -> bytes:
@@ -239,7 +238,7 @@ def _decode(line: bytes, secret: str) -> Any:
 
     Raises:
       ValueError: if the line is not valid JSON.
-      _Unsigned: if the line has no signature by this job's secret.
+      _Unsigned: if the line has no valid signature.
     """
     signed, _, data = line.strip(b"\n").partition(b" ")
     if not is_signed(secret, signed.decode(errors="replace"), data):
@@ -251,17 +250,17 @@ def _decode(line: bytes, secret: str) -> Any:
 
 
 def _listen(address: Address) -> socket.socket:
-    # Not at all addresses in place of one that is not here: then the first task runs on another
-    # host than the URL says, and the others would wait for it in vain.
+    # No fallback to all addresses, as in `bind_first`: if this machine does not have the address,
+    # the leader does not run on the host of the URL, where the others would wait in vain.
     _, host = listening_hosts(address.host)[0]
     try:
-        family, _, _, _, place = socket.getaddrinfo(
+        family, _, _, _, endpoint = socket.getaddrinfo(
             host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
+            listener.bind(endpoint)
             listener.listen(1024)
         except OSError:
             listener.close()
@@ -269,19 +268,20 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         raise ClusterConfigError(
-            "The first task must be able to listen at the rendezvous, on its own host. Received: "
+            "The first task must be able to listen on the address of the rendezvous. Received: "
             f"{quoted(str(address))} ({error.strerror or error}). "
             + (
-                "If a server of an earlier job still runs there, end it. Choose another port."
+                "End the server that listens there, for example of an earlier job, or choose "
+                "another port."
                 if taken
-                else "Name the host that the first task runs on."
+                else "The address must be that of the host that the first task runs on."
             )
         ) from None
     return listener
 
 
 def _endpoints(connection: socket.socket) -> tuple[str, str]:
-    """Returns the local and the remote address of a connection."""
+    """Returns the local and the remote IP address of a connection."""
     return _plain_ip(connection.getsockname()[0]), _plain_ip(connection.getpeername()[0])
 
 

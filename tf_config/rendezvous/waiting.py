@@ -1,4 +1,4 @@
-"""Waiting for other processes: a deadline, pauses between checks, and notes of who is missing."""
+"""Waiting for other processes, with a timeout, pauses between checks, and progress messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _NOTE_SECONDS = 5.0
 
 
 class Deadline:
-    """A timeout, with growing pauses between checks and a note every 5 seconds.
+    """A timeout, with growing pauses between checks and a message every 5 seconds.
 
     Args:
       timeout: the number of seconds in total.
-      note: receives the notes; None if nobody reads them.
-      poll_seconds: the longest pause between two checks.
-      start: when the wait began, by `time.monotonic`; None is now.
+      note: called with each message; None for no messages.
+      poll_seconds: the longest pause between two checks, in seconds.
+      start: the start of the wait, in terms of `time.monotonic`; None for now.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the timeout has passed."""
+        """Whether the timeout has expired."""
         return self.overdue >= 0
 
     def wait_until(
@@ -57,9 +57,9 @@ class Deadline:
 
         Args:
           is_done: returns whether the condition holds; called repeatedly.
-          missing: returns what is missing, for the notes and the error; empty if nothing is any
-            more, and then the condition is checked again even after the timeout. Called only if a
-            note or the error is due, because it may ask other hosts.
+          missing: returns what is missing, for the messages and the error. If it returns "", the
+            condition is checked once more, even after the timeout. It is called only when a
+            message or the error is due, because it may query other hosts.
           error: returns the error to raise after the timeout, given what is missing.
         """
         while not is_done():
@@ -69,18 +69,18 @@ class Deadline:
             self.tick(waiting)
 
     def poll(self, is_done: Callable[[], bool], waiting: str = "") -> None:
-        """Waits until a condition holds or the time is over."""
+        """Waits until a condition holds or the timeout expires."""
         while not (is_done() or self.is_over):
             self.tick(waiting)
 
     def tick(self, waiting: str) -> None:
-        """Pauses before the next check; first sends a note about the wait if one is due."""
+        """Pauses before the next check; first reports what it waits for if a message is due."""
         self.log_if_due(waiting)
         time.sleep(self._pause)
         self._pause = min(1.5 * self._pause, self._longest_pause)
 
     def log_if_due(self, waiting: str) -> None:
-        """Sends a note about the wait if one is due; an empty one is left out."""
+        """Reports what is waited for if a message is due, unless the text is empty."""
         if self._is_note_due:
             self._next_note = time.monotonic() + _NOTE_SECONDS
             if waiting:

@@ -1,4 +1,4 @@
-"""Splitting files of records into shards: the sources, their records and the shards."""
+"""Splits files of records into shards."""
 
 from tf_config.sharding.records import FORMATS
 from tf_config.sharding.source import Source

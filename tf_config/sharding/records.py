@@ -1,4 +1,4 @@
-"""The records of a file, read in one pass with little memory."""
+"""Reads the records of a file in one pass with little memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.sharding.crc32c import masked_crc32c
 
-# A part of a record, and whether it is the last part. A record may be larger than memory.
+# A part of a record, and whether it is the last one. A record may be larger than the memory.
 Piece = tuple[bytes, bool]
 
 _MOST_BYTES = 1 << 20
@@ -21,7 +21,7 @@ _TFRECORD_NAME = re.compile(r"[._-]tfrec(ord)?s?(?![a-z])", re.IGNORECASE)
 
 
 def lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
-    r"""Yields the lines of a text in any encoding whose line breaks end with the byte `\n`.
+    r"""Yields the lines of a text, in any encoding in which line breaks end with the byte `\n`.
 
     >>> import io
     >>> list(lines(io.BytesIO(b"a\r\nb"), Path("x")))
@@ -38,28 +38,28 @@ def lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
 def tfrecords(file: BinaryIO, path: Path) -> Iterator[Piece]:
     """Yields the TFRecords of a file, including their framing.
 
-    The checksum of each length is checked, because a wrong length would hide the next record. The
-    checksum of the data is copied with the record and left to its reader.
+    The checksum of each length is verified, because after a wrong length, the next record cannot be
+    found. The checksum of the data is not verified, but copied with the record.
 
     Raises:
-      ClusterConfigError: if a length is damaged, or the last record is cut off.
+      ClusterConfigError: if a length is corrupt, or the last record is incomplete.
     """
     position = 0
     while header := file.read(_HEADER_BYTES):
         if len(header) < _HEADER_BYTES:
-            raise _cut_off(path, position)
+            raise _truncated_error(path, position)
         if not is_header(header):
             raise ClusterConfigError(
                 "A TFRecord must begin with its length and the checksum of the length. Received: "
-                f"{quoted(str(path))}, which has none at byte {position}. Get a complete copy of "
-                "the file, or set --format."
+                f"{quoted(str(path))}, which has neither at byte {position}. Get a complete copy "
+                "of the file, or set --format."
             )
         yield header, False
         size = left = int.from_bytes(header[:8], "little") + _FOOTER_BYTES
         while left:
             data = file.read(min(left, _MOST_BYTES))
             if not data:
-                raise _cut_off(path, position)
+                raise _truncated_error(path, position)
             left -= len(data)
             yield data, not left
         position += _HEADER_BYTES + size
@@ -71,7 +71,9 @@ FORMATS: Mapping[str, Callable[[BinaryIO, Path], Iterator[Piece]]] = {
 }
 
 
-@functools.lru_cache(maxsize=1 << 12)  # records of one file often have the same few lengths
+@functools.lru_cache(
+    maxsize=1 << 12
+)  # the records of a file often have only a few different lengths
 def is_header(data: bytes) -> bool:
     """Returns whether `data` is a TFRecord's header: a length and its checksum."""
     length, checksum = data[:8], data[8:]
@@ -80,26 +82,26 @@ def is_header(data: bytes) -> bool:
     )
 
 
-def guess(head: bytes, path: Path) -> str:
-    """Returns the format of a file that begins with `head`.
+def guess_format(head: bytes, path: Path) -> str:
+    """Returns the format of the file `path`, which begins with `head`.
 
     Raises:
       ClusterConfigError: if the file is neither text nor TFRecords.
     """
-    # The name counts, too, so that a file whose first length is damaged is reported as damaged.
+    # The name is also considered, so that a file whose first length is corrupt is reported as such.
     if is_header(head[:_HEADER_BYTES]) or _TFRECORD_NAME.search(path.name):
         return "tfrecord"
     if b"\0" in head:
         raise ClusterConfigError(
-            "An input must be text in lines, or TFRecords; either may be compressed by gzip. "
-            f"Received: {quoted(str(path))}, which contains zero bytes and does not begin with a "
-            "TFRecord. Convert it (UTF-16 to UTF-8, for example), or set --format."
+            "An input must consist of lines of text or of TFRecords, optionally compressed with "
+            f"gzip. Received: {quoted(str(path))}, which contains zero bytes and does not begin "
+            "with a TFRecord. Convert it (for example, UTF-16 to UTF-8), or set --format."
         )
     return "text"
 
 
-def _cut_off(path: Path, position: int) -> ClusterConfigError:
+def _truncated_error(path: Path, position: int) -> ClusterConfigError:
     return ClusterConfigError(
         f"A file of TFRecords must end where a record ends. Received: {quoted(str(path))}, whose "
-        f"record from byte {position} on is cut off. Get a complete copy of the file."
+        f"record at byte {position} is truncated. Get a complete copy of the file."
     )

@@ -1,4 +1,4 @@
-"""The files that a split writes: all of them at once, or none."""
+"""The files that a split writes: either all of them appear, or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_OPEN_FILES = 16  # the standard streams, the input and inherited files
 
 
 def shard_names(name: str, count: int, is_packed: bool) -> list[str]:
-    """Returns the names of the shards of `name`.
+    """Returns the file names of the shards of a source named `name`.
 
     >>> shard_names("train.txt", 2, is_packed=False)
     ['train.txt-00000', 'train.txt-00001']
@@ -31,10 +31,10 @@ def shard_names(name: str, count: int, is_packed: bool) -> list[str]:
 
 
 def check_free(directory: Path, name: str) -> None:
-    """Checks that `directory` has no shards of `name`.
+    """Checks that `directory` contains no shards of a source named `name`.
 
     Raises:
-      ClusterConfigError: if it has any; a worker would read the rest of an old split as its data.
+      ClusterConfigError: if it does; otherwise, workers would also read the shards of an old split.
     """
     pattern = re.compile(re.escape(name) + r"-\d{5}(\.gz)?")
     with _explain_write_errors(directory):
@@ -42,7 +42,7 @@ def check_free(directory: Path, name: str) -> None:
     for file in present:
         if pattern.fullmatch(file):
             raise ClusterConfigError(
-                "A split cannot overwrite or mix with the files of another one. Received: "
+                "A split cannot be written to a directory with files of another split. Received: "
                 f"{quoted(str(directory / file))}, which exists. Remove the files of the other "
                 "split, or use another --output-dir."
             )
@@ -50,10 +50,10 @@ def check_free(directory: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def new_files(directory: Path, names: Sequence[str], is_packed: bool) -> Iterator[list[BinaryIO]]:
-    """Creates a file for each name; the files appear once the block has ended without an error.
+    """Creates a file for each name; the files appear when the block ends without an error.
 
-    Until then they are in a hidden subdirectory of `directory`, which is removed if the block ends
-    with an error. `directory` is created if it does not exist.
+    Until then, they are in a hidden subdirectory of `directory`, which is also removed after an
+    error. `directory` is created if it does not exist.
 
     Yields:
       The files to write, in the order of their names.
@@ -81,7 +81,7 @@ def new_files(directory: Path, names: Sequence[str], is_packed: bool) -> Iterato
 def _create(path: Path, is_packed: bool, buffer: int) -> BinaryIO:
     if not is_packed:
         return path.open("xb", buffer)
-    # Level 6 is gzip's default. Without a time stamp, the same input gives the same bytes.
+    # Level 6 is gzip's default. Without a timestamp, the output depends only on the input.
     packed = gzip.GzipFile(path, "xb", compresslevel=6, mtime=0)
     return io.BufferedWriter(cast(io.RawIOBase, packed), buffer)
 
@@ -90,7 +90,7 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
     moved: list[Path] = []
     try:
         for name in names:
-            # os.replace alone would overwrite a file that another process has created meanwhile.
+            # os.replace alone would overwrite a file that another process creates in the meantime.
             (target / name).touch(exist_ok=False)
             moved.append(target / name)
             os.replace(source / name, target / name)
@@ -102,7 +102,7 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _make_directory(directory: Path) -> Iterator[None]:
-    """Creates a directory and its parents; removes those that it created if the block fails."""
+    """Creates a directory and its parents; removes the created ones if the block fails."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -116,14 +116,14 @@ def _make_directory(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explain_write_errors(directory: Path) -> Iterator[None]:
-    """Converts errors in writing shards to a one-line error."""
+    """Converts errors of the operating system to a `ClusterConfigError`."""
     try:
         yield
     except OSError as error:
         raise ClusterConfigError(
-            "--output-dir must name a directory that can be written and has enough space. "
-            f"Received: {quoted(str(directory))} ({error.strerror or error}). Nothing was left "
-            "there. Use another directory."
+            "--output-dir must name a writable directory with enough free space. Received: "
+            f"{quoted(str(directory))} ({error.strerror or error}). No files were left there. Use "
+            "another directory."
         ) from None
 
 
@@ -131,7 +131,7 @@ def _check_limit(count: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and count + _OTHER_OPEN_FILES > limit:
         raise ClusterConfigError(
-            f"The number of shards cannot exceed the limit of open files. Received: {count} "
+            f"The number of shards cannot exceed the limit on open files. Received: {count} "
             f"shards, and a limit of {limit} open files. Request fewer shards, or raise the limit: "
             f"ulimit -n {count + _OTHER_OPEN_FILES}."
         )

@@ -1,4 +1,4 @@
-"""The source of a split: one file, or all files of a directory."""
+"""The source of a split: a file, or all files in a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tf_config.errors import ClusterConfigError, quoted
-from tf_config.sharding.records import FORMATS, Piece, guess
+from tf_config.sharding.records import FORMATS, Piece, guess_format
 
 _BUFFER_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
@@ -31,14 +31,14 @@ class _Kind:
 
 @dataclass(frozen=True)
 class Source:
-    """The files to split, in order; all are of the same kind.
+    """The files to split, in order; all have the same format and compression.
 
     Attributes:
-      name: the name that the shards are named after.
+      name: the name from which the names of the shards are derived.
       paths: the non-empty files.
       format: a key of `FORMATS`.
       is_packed: whether the files are compressed with gzip.
-      size: the number of bytes of the files on the disk.
+      size: the total size of the files in bytes.
     """
 
     name: str
@@ -52,12 +52,11 @@ class Source:
         """Returns the source at `path`.
 
         Args:
-          path: a file, or a directory, whose files are taken by name, except hidden ones.
-          format: a key of `FORMATS`; None to guess it from the content and name.
+          path: a file, or a directory, whose files except hidden ones are used, sorted by name.
+          format: a key of `FORMATS`; None to detect it from the content and name of each file.
 
         Raises:
-          ClusterConfigError: if `path` or a file cannot be read, or the files are of different
-            kinds.
+          ClusterConfigError: if a file cannot be read, or files differ in format or compression.
         """
         kinds = {file: kind for file in _files(path) if (kind := _kind(file, format))}
         kind = _common(kinds)
@@ -78,7 +77,7 @@ class Source:
             iteration.
 
         Raises:
-          ClusterConfigError: if a file cannot be read or is damaged.
+          ClusterConfigError: if a file cannot be read or is corrupt.
         """
         for path in self.paths:
             with _reading(path), _open(path, self.is_packed, watch) as file:
@@ -111,7 +110,7 @@ def _open(path: Path, is_packed: bool, watch: Callable[[int], None]) -> Iterator
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Converts errors in reading a file to a one-line error."""
+    """Converts errors in reading a file to a `ClusterConfigError`."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -132,8 +131,8 @@ def _files(path: Path) -> Iterator[Path]:
     for file in files:
         with _reading(file):
             is_file, is_directory = file.is_file(), file.is_dir()
-        # An entry that is neither file nor directory (a broken link, a pipe) is not skipped: its
-        # records would be silently missing.
+        # An entry that is neither a file nor a directory (a broken link, a pipe) is an error:
+        # if it were skipped, its records would be silently missing.
         if is_file:
             yield file
         elif not is_directory:
@@ -145,23 +144,23 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _kind(path: Path, format: str | None) -> _Kind | None:
-    """Returns the kind of a file; None if it is empty."""
+    """Returns the format and compression of a file; None if it is empty."""
     with _reading(path):
         with path.open("rb") as file:
             is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC or path.suffix == ".gz"
         with _open(path, is_packed, lambda count: None) as unpacked:
             head = unpacked.read(_HEAD_BYTES)
-        return _Kind(format or guess(head, path), is_packed) if head else None
+        return _Kind(format or guess_format(head, path), is_packed) if head else None
 
 
 def _common(kinds: Mapping[Path, _Kind]) -> _Kind:
-    """Returns the common kind of all files; text if there are none."""
+    """Returns the format and compression that all files share; text if there are no files."""
     first = next(iter(kinds), None)
     for path, kind in kinds.items():
         if first is not None and kind != kinds[first]:
             raise ClusterConfigError(
-                "The files of an input must be all text or all TFRecords, and all compressed by "
-                f"gzip or none. Received: {quoted(str(first))}, which is {kinds[first]}, and "
-                f"{quoted(str(path))}, which is {kind}. Move one kind to a directory of its own."
+                "The files of an input must be all text or all TFRecords, and all compressed with "
+                f"gzip or none. Received: {quoted(str(first))} ({kinds[first]}) and "
+                f"{quoted(str(path))} ({kind}). Move the files of one kind to another directory."
             )
     return _Kind("text", False) if first is None else kinds[first]

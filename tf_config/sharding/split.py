@@ -1,4 +1,4 @@
-"""Distribution of a source's records to shards, round-robin."""
+"""Distributes the records of a source to shards, round-robin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def split(
 ) -> Split:
     """Writes record i of `source` to shard i mod `count`; returns the result.
 
-    The shards keep the order of records, and their numbers of records differ by at most one. The
+    Each shard keeps the order of its records, and the numbers of records differ by at most one. The
     shards are `<name>-00000`, `<name>-00001`, ... in `directory`, with the suffix `.gz` if the
     source is compressed.
 
@@ -54,8 +54,8 @@ def split(
         split.
 
     Raises:
-      ClusterConfigError: if the source is damaged or has fewer records than shards, or if a shard
-        exists or cannot be written. No shard is written then.
+      ClusterConfigError: if the source is corrupt or has fewer records than shards, or if a shard
+        exists or cannot be written. In this case, no shard is written.
     """
     if not 1 <= count < 100_000:
         raise ClusterConfigError(
@@ -73,8 +73,9 @@ def split(
                 records += ends
         if records < count:
             raise ClusterConfigError(
-                "Each shard must have at least one record, or its worker would have no data. "
-                f"Received: {records} for {count} shards. Request fewer shards, or add records."
+                "Each shard must have at least one record, because a worker cannot train without "
+                f"data. Received: {records} records for {count} shards. Request fewer shards, or "
+                "add records."
             )
     return Split(records, tuple(directory / name for name in names))
 

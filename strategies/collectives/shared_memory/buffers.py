@@ -8,15 +8,15 @@ import numpy as np
 
 ALIGNMENT = 64  # of an array that TensorFlow can use without a copy
 _BUFFERS = 8
-# References to a buffer that nothing else uses, as `sys.getrefcount` counts them in the loop below:
-# from the list, from the loop and from the call.
+# What `sys.getrefcount` returns in the loop below for a buffer that nothing else refers to: the
+# list, the loop variable and the call's argument refer to it.
 _UNUSED = 3
 
 
 class BufferPool:
-    """Memory for results, reused when nothing refers to the earlier results in it.
+    """Memory for results, reused when nothing refers to the earlier results in it any more.
 
-    Allocating many megabytes costs more than filling them: the kernel creates pages one by one.
+    Allocating megabytes takes longer than filling them, because the kernel creates each page.
     """
 
     def __init__(self) -> None:

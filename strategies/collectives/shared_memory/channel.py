@@ -8,13 +8,13 @@ so nothing needs a lock, and a worker that is killed leaves none held:
 * A chunk's content and label are written before the counter of written chunks (`end_write`), and
   are read after it (`begin_read`). There is no memory fence in between, so this holds only where
   other cores see stores in program order (`_ORDERED_STORES` in memory.py). A counter is an aligned
-  word of eight bytes, so that nobody reads half of one.
+  word of eight bytes, so that it is never read half-written.
 * A chunk is overwritten once all others have counted it as read (`begin_write`), so every worker
-  reads every chunk of all others, also one in which it has no use for anything. An operation that
-  left one out would stop the writer two chunks later.
-* Workers wait for one another without a cycle as long as each reads chunk n of all others before it
-  writes chunk n + 2. `transfers.py` writes one chunk ahead: while a worker works on chunk n, the
-  others can already write and read n + 1.
+  must read every chunk of all others, even one whose content it does not need. If an operation
+  skipped one, the writer would block two chunks later.
+* Workers cannot deadlock as long as each reads chunk n of all others before it writes chunk n + 2.
+  `transfers.py` writes one chunk ahead: while a worker processes chunk n, the others can already
+  write and read n + 1.
 * Each chunk has a label that names the operation it belongs to. Workers in different operations
   find out at the first chunk, instead of summing unrelated bytes.
 """
@@ -63,7 +63,7 @@ class Channel:
       check: called with a worker's rank during long waits; raises if that worker has ended.
 
     Attributes:
-      buffers: memory for what operations of the channel return.
+      buffers: memory for the results of operations.
     """
 
     def __init__(self, rank: int, parts: Sequence[mmap.mmap], check: Callable[[int], None]):
@@ -82,7 +82,7 @@ class Channel:
         self._different: dict[int, str] = {}
         self._written = 0
         self._read = [0] * self.size
-        # With more workers than cores, spinning would take time from the other workers.
+        # With more workers than cores, spinning would take CPU time from the other workers.
         self._spins = _SPINS if self.size <= len(os.sched_getaffinity(0)) else 1
 
     # See [Note: the shared-memory protocol] for the order in the four methods below.
@@ -96,8 +96,8 @@ class Channel:
         Raises:
           OperationsDifferError: if the workers were in different operations before.
         """
-        # An error leaves chunks behind that belong to no later operation. From then on the counters
-        # of the workers differ, so that no operation of this channel can succeed any more.
+        # After an error, unread chunks remain and the workers' counters differ, so that no later
+        # operation of this channel can succeed.
         if self._different:
             raise OperationsDifferError(self._different)
         content = label.encode("ascii", "replace")[:_LABEL_BYTES].ljust(_LABEL_BYTES)
@@ -141,14 +141,14 @@ class Channel:
             if counters[counter] >= at_least:
                 return
             os.sched_yield()
-        # Ever longer pauses: a long wait must not take a core from a worker that is computing.
+        # Increasing pauses: a long wait must not take a core from a worker that is computing.
         pause, checked = _FIRST_SLEEP_SECONDS, time.monotonic()
         while counters[counter] < at_least:
             time.sleep(pause)
             pause = min(pause * 1.2, _LONGEST_SLEEP_SECONDS)
             if time.monotonic() - checked > _CHECK_SECONDS:
                 checked = time.monotonic()
-                # Read again: a worker may have ended after it wrote what is waited for.
+                # Read again: the worker may have ended after it updated the counter.
                 if counters[counter] < at_least:
                     self._check(peer)
 

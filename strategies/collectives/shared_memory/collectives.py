@@ -27,8 +27,8 @@ class SharedMemoryCollectives(StreamKeeper):
 
     Args:
       host: this worker's host.
-      has_thread: whether operations of functions run in a thread of their own, as those of other
-        streams have to; see `Stream`.
+      has_thread: whether operations in functions run in a thread of their own. At most one stream
+        of a process can do without; see `Stream`.
     """
 
     def __init__(self, host: Host, has_thread: bool = True):
@@ -69,7 +69,7 @@ class SharedMemoryCollectives(StreamKeeper):
         """Returns the sums over all workers on the first one, and the same vectors on the others.
 
         Args:
-          vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
+          vectors: vectors of NumPy dtypes, of the same lengths and dtypes on every worker.
         """
         reduce = partial(transfers.sum_vectors, only_first=True)
         return self._run_on_vectors(reduce, vectors, self.rank == 0)
@@ -78,7 +78,7 @@ class SharedMemoryCollectives(StreamKeeper):
         """Returns the first worker's vectors.
 
         Args:
-          vectors: vectors of dtypes that NumPy has, as long and of the same dtypes on every worker.
+          vectors: vectors of NumPy dtypes, of the same lengths and dtypes on every worker.
         """
         return self._run_on_vectors(transfers.broadcast_vectors, vectors, self.rank > 0)
 

@@ -75,14 +75,15 @@ class Host:
           exchange: exchanges bytes among all workers, which call this method together.
           is_wanted: whether this worker may share memory.
         """
-        # Each of the three exchanges needs all workers, so all leave after the same one.
+        # Every exchange needs all workers, so all workers must return after the same one.
         own = OwnMemory.create() if is_wanted and is_supported() else None
         hosts = exchange(b"" if own is None else host_identity())
         if own is None or b"" in hosts:
             return None
         places = exchange(f"{os.getpid()} {own.number}".encode())
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-        # One that cannot be opened, as by a security policy, is known only to whoever has tried.
+        # Opening another worker's memory may fail, for example because of a security policy. Only
+        # the worker that tried knows, so the outcomes are exchanged.
         peers: dict[int, PeerMemory] = {}
         outcome = _DONE
         for number, other in enumerate(here):
@@ -119,11 +120,11 @@ class Host:
 
 
 def exchange_over(collectives: Collectives) -> Exchange:
-    """Returns a function that exchanges a few bytes over a network."""
+    """Returns a function that exchanges a few bytes through collectives."""
 
     def exchange(own: bytes) -> list[bytes]:
-        row = np.frombuffer(own[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
-        rows = collectives.all_gather(tf.constant(row[np.newaxis].astype(np.int32))).numpy()
-        return [bytes(each.astype(np.uint8)).rstrip() for each in rows]
+        padded = np.frombuffer(own[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES), np.uint8)
+        gathered = collectives.all_gather(tf.constant(padded[np.newaxis].astype(np.int32))).numpy()
+        return [bytes(each.astype(np.uint8)).rstrip() for each in gathered]
 
     return exchange

@@ -1,8 +1,8 @@
 """Memory that processes of one host share, without a name that could be left behind.
 
 A block is a file without a path (memfd_create). Other processes of the same user open it by the
-owner's file descriptor, and the kernel frees it when the last process that has it open ends,
-however that process ends. Its size is virtual: a page takes memory only when it is first written.
+owner's file descriptor, and the kernel frees it when the last process that has it open ends, even
+if that process is killed. Its size is virtual: a page takes memory only once it is written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def is_supported() -> bool:
 
 
 def host_identity() -> bytes:
-    """Returns an identity that only processes share that can open each other's memory.
+    """Returns an identifier that two processes have in common if they can open each other's memory.
 
-    It consists of the running kernel's boot, the PID namespace (each container has its own) and the
+    It consists of the kernel's boot id, the PID namespace (each container has its own) and the
     user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -55,7 +55,7 @@ class OwnMemory:
 
     @classmethod
     def create(cls) -> OwnMemory | None:
-        """Returns a block; None if this process may not have one, as under `ulimit -f`."""
+        """Returns a block; None if it cannot be created, for example because of `ulimit -f`."""
         try:
             return cls()
         except OSError as error:

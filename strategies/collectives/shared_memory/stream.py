@@ -3,12 +3,12 @@
 Operations run in program order, which is the same on all workers, so nothing has to be negotiated.
 In a function, an operation runs in one of two ways:
 
-* The TensorFlow thread that reaches it runs it. That is fastest, for no other thread has to wake
-  up. But the thread waits for the other workers, and with a single thread nothing else is computed
-  meanwhile, so only one stream of a process can be of this kind: if there were two, each of two
-  workers could wait in another one.
-* It hands its tensors to a thread of its stream and takes the results back, both through TensorFlow
-  queues. So no TensorFlow thread waits for another worker.
+* In the TensorFlow thread that reaches it. That is fastest, because no other thread has to wake up.
+  But the thread blocks until the other workers arrive; if TensorFlow has a single thread, nothing
+  else is computed in the meantime. So only one stream of a process can be of this kind: with two,
+  one worker could block in the first stream and another worker in the second.
+* In a thread of the stream, which receives the tensors and returns the results through TensorFlow
+  queues. So no TensorFlow thread blocks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Stream:
     """Runs operations one after the other, in program order.
 
     Args:
-      has_thread: whether operations of functions run in a thread of the stream. Of all streams of a
-        process, one may have none.
+      has_thread: whether operations in functions run in a thread of the stream. At most one stream
+        of a process may have none.
     """
 
     def __init__(self, has_thread: bool = True) -> None:
@@ -58,7 +58,7 @@ class Stream:
           dtypes: the dtypes of the results.
         """
         if tf.executing_eagerly():
-            # Held by a function's operations, too, of which one may still be running.
+            # Operations in functions hold it, too: one of them may still be running.
             with self._lock:
                 return _tensors(operation(_arrays(tensors), ""))
         if self._functions is None:
@@ -67,10 +67,10 @@ class Stream:
 
 
 class _Executions:
-    """Numbers the executions of functions, which distinguishes their operations.
+    """Numbers the executions of functions.
 
-    If an execution failed on each worker at another operation, the number distinguishes what is
-    left of it from the next execution.
+    If an execution fails at a different operation on each worker, the number distinguishes its
+    remaining operations from those of the next execution.
     """
 
     def __init__(self) -> None:
@@ -79,10 +79,11 @@ class _Executions:
         self._numbers: MutableMapping[tf.Graph, tf.Tensor] = weakref.WeakKeyDictionary()
 
     def number(self) -> tf.Tensor:
-        """Returns the number of the execution, in the function that is being traced."""
+        """Returns a tensor with the number of the execution, in the function being traced."""
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._numbers:
-            # No dependencies: a step that fails before its first exchange counts, too.
+            # Without control dependencies, so that a step that fails before its first exchange is
+            # counted, too.
             with tf.control_dependencies(None):
                 self._numbers[graph] = self._count.assign_add(1)
         return self._numbers[graph]
@@ -103,13 +104,13 @@ class _InCalls:
     def run(
         self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
     ) -> list[tf.Tensor]:
-        """Adds an operation to the function that is being traced; see `Stream.run`."""
+        """Adds an operation to the function being traced; see `Stream.run`."""
 
         def call(execution: np.ndarray, *arrays: np.ndarray) -> list[Any]:
             try:
                 with self._lock:
                     return [*operation(list(arrays), _moment(execution)), _NO_ERROR]
-            except Exception as failure:  # TensorFlow would add a traceback to it
+            except Exception as failure:  # returned, because TensorFlow would add a traceback
                 empty = [np.zeros([], dtype.as_numpy_dtype) for dtype in dtypes]
                 return [*empty, np.array(str(failure).encode(), object)]
 
@@ -122,8 +123,8 @@ class _InThread:
     """Runs the operations of functions in a thread, which ends with this object.
 
     The queues are resources, and TensorFlow keeps operations that write to the same resource in
-    order, also in conditions and loops. A function can fail after any of its operations; tickets
-    identify the entries that it left in a queue.
+    order, also in branches and loops. A function can fail after any of its operations; tickets
+    identify the entries that it left behind in a queue.
 
     Args:
       lock: held while an operation runs.
@@ -144,14 +145,14 @@ class _InThread:
     def run(
         self, operation: Operation, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
     ) -> list[tf.Tensor]:
-        """Adds an operation to the function that is being traced; see `Stream.run`."""
+        """Adds an operation to the function being traced; see `Stream.run`."""
         call = _Call(operation, [tensor.dtype for tensor in tensors], dtypes)
         number = len(self._calls)
         self._calls.append(call)
         execution = self._executions.number()
-        # The ticket orders the runs of all places, see [Note: whose turn it is] in ../base.py. The
-        # request is enqueued before it is announced, so that the thread never waits for a function
-        # that failed in between; such a request is skipped in `serve`.
+        # The ticket orders the runs of all calls, see [Note: whose turn it is] in ../base.py. The
+        # request is enqueued before it is announced, so that the thread never waits for a request
+        # of a function that failed in between; `serve` skips a request that was not announced.
         ticket = self._tickets.assign_add(1)
         with tf.control_dependencies([call.request(ticket, execution, tensors)]):
             announced = self._order.enqueue([number, ticket])
@@ -179,21 +180,21 @@ class _Call:
         return self._requests.enqueue([ticket, execution, *tensors])
 
     def results(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        """Dequeues the results of one run; fails if it failed, or if they are another run's."""
+        """Dequeues the results of a run; fails if the run failed, or if they are of another run."""
         received, error, *results = self._results.dequeue()
-        is_mine = tf.debugging.Assert(
+        is_same_run = tf.debugging.Assert(
             tf.equal(received, ticket),
             [
-                "Training cannot continue after a step that failed while workers exchanged values "
-                "for it, because they may be at different places of the program. Restart the job "
+                "Training cannot continue after a step that failed while workers exchanged values, "
+                "because the workers may be at different places in the program. Restart the job "
                 "from its last checkpoint."
             ],
         )
-        with tf.control_dependencies([is_mine]):
+        with tf.control_dependencies([is_same_run]):
             return _raise_on_error(results, error)
 
     def serve(self, ticket: int) -> None:
-        """Runs the operation on the tensors of one run; skips those of runs never announced."""
+        """Runs the operation on the tensors of a run; skips runs that were never announced."""
         received, execution, *tensors = self._take_request()
         while int(received) != ticket:
             received, execution, *tensors = self._take_request()
@@ -218,7 +219,7 @@ def _moment(execution: Any) -> str:
 
 
 def _raise_on_error(results: Sequence[tf.Tensor], error: tf.Tensor) -> list[tf.Tensor]:
-    """Returns results; the function fails with the message of an error, if there is one."""
+    """Returns the results; if `error` is not empty, the function fails with it as the message."""
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
         return [tf.identity(result) for result in results]
 
@@ -229,9 +230,9 @@ def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-    """Returns tensors of arrays that are not written to again; without a copy if aligned.
+    """Converts arrays that are not written to again to tensors; without a copy if aligned.
 
-    TensorFlow aborts the process if a tensor that it did not copy is not aligned.
+    TensorFlow aborts the process if it uses an array without a copy that is not aligned.
     """
     return [
         tf.convert_to_tensor(array)
@@ -252,8 +253,8 @@ def _serve(order: tf.queue.QueueBase, calls: Sequence[_Call], lock: threading.Lo
 
 
 def _stop(order: tf.queue.QueueBase, thread: threading.Thread) -> None:
-    # The garbage collector calls this at any place of a program, and while a graph is being built,
-    # an operation would be added to that graph.
+    # The garbage collector may call this while a graph is being built; without eager mode, the
+    # operation would be added to that graph.
     with eager_mode():
         order.close(cancel_pending_enqueues=True)
     if thread is not threading.current_thread():

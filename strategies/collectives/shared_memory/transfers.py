@@ -1,8 +1,8 @@
 """Sums and exchanges of arrays over a channel, chunk by chunk.
 
-An operation takes a channel, a list of this worker's arrays, and a text that distinguishes it from
-others like it (its moment), which is the same on all workers. It returns a list of arrays in the
-channel's buffers.
+An operation takes a channel, a list of this worker's arrays, and its `moment`: a text that
+distinguishes this run of the operation from other runs, the same on all workers. It returns a list
+of arrays in the channel's buffers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from strategies.collectives.shared_memory.buffers import ALIGNMENT
 from strategies.collectives.shared_memory.channel import CHUNK_BYTES, Channel
 
-# Up to so many bytes of the other workers, a second round of messages costs more than it saves.
+# Up to this many bytes from the other workers, a second round of messages costs more than it saves.
 _DIRECT_BYTES = 4 << 20
 
 
@@ -36,9 +36,9 @@ def sum_vectors(
 ) -> list[np.ndarray]:
     """Returns the sums of arrays over all workers, added in the order of ranks.
 
-    For short arrays, each worker adds up everything itself. For long ones, each adds up one part of
-    every chunk and copies the other parts from the workers that added them, so that its work does
-    not grow with their number: a reduce-scatter and an all-gather, as in Rabenseifner's algorithm
+    Each worker sums short arrays completely. Of long ones, each worker sums one part of every chunk
+    and copies the other parts from the workers that summed them, so that its work does not grow
+    with the number of workers: a reduce-scatter and an all-gather, as in Rabenseifner's algorithm
     (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005).
 
     Args:
@@ -90,7 +90,7 @@ def _sum_by_parts(
     _write(channel, arrays, sent[0])
     for number, parts in enumerate(chunks):
         _sum_pieces(channel, arrays, sums, parts[channel.rank])
-        # Also where nobody needs the sums: readers count chunks.
+        # Written even if nobody needs the sums: every worker must read every chunk.
         _write(channel, sums, parts[channel.rank] if gives_sums else [])
         if number + 1 < len(chunks):  # while the others add up
             _write(channel, arrays, sent[number + 1])
@@ -145,7 +145,7 @@ def _read_pieces(
 def _vectors(
     like: Sequence[np.ndarray], buffer: np.ndarray, layout: Sequence[int]
 ) -> list[np.ndarray]:
-    """Returns vectors in a buffer, as long as others and of their dtypes."""
+    """Returns vectors in a buffer with the lengths and dtypes of the vectors `like`."""
     return [
         buffer[start : start + array.nbytes].view(array.dtype)
         for start, array in zip(layout, like, strict=False)
@@ -156,7 +156,7 @@ def _vectors(
 def _pieces(
     arrays: tuple[tuple[int, str], ...],
 ) -> tuple[list[int], list[list[_Piece]]]:
-    """Returns the arrays' offsets in one buffer, then its length; and the pieces of each chunk."""
+    """Returns the arrays' offsets in one buffer followed by its length, and each chunk's pieces."""
     starts: list[int] = []
     chunks: list[list[_Piece]] = []
     start = 0
@@ -243,7 +243,7 @@ def broadcast(channel: Channel, arrays: Sequence[np.ndarray], moment: str = "") 
 def broadcast_vectors(
     channel: Channel, arrays: Sequence[np.ndarray], moment: str = ""
 ) -> list[np.ndarray]:
-    """Returns the first worker's arrays; the first worker gets nothing, for it has them.
+    """Returns the first worker's arrays; an empty list on the first worker, which has them.
 
     Args:
       channel: the channel among the workers.
@@ -297,19 +297,19 @@ def _exchange(
     payload: np.ndarray,
     select_pieces: Callable[[np.ndarray], Sequence[tuple[int, np.ndarray]]],
 ) -> None:
-    """Offers bytes to all workers, and copies the bytes that this worker wants of theirs.
+    """Offers bytes to all workers, and copies the bytes that this worker needs of theirs.
 
     The first chunk of each worker has its header and the beginning of its payload, so most
-    operations take one chunk. It is read in two parts: what this worker wants of the payloads
-    depends on all headers. Its end is therefore marked only in the first round below.
+    operations take one chunk. It is read in two parts, because which bytes of the payloads this
+    worker needs depends on all headers. So `end_read` is called for it in the first round below.
 
     Args:
       channel: the channel among the workers.
       header: [n] int64, of the same length on every worker; the last number is the length of the
         payload.
       payload: the bytes that this worker offers.
-      select_pieces: takes all headers, [workers, n]; returns for each worker the first byte that
-        this worker wants of its payload, and the bytes to copy to.
+      select_pieces: takes all headers, [workers, n]; returns for each worker the position of the
+        first byte that this worker needs of its payload, and the array to copy to.
     """
     space = CHUNK_BYTES - header.nbytes
     chunk = channel.begin_write()
@@ -325,7 +325,7 @@ def _exchange(
     start, target = wanted[channel.rank]
     target[:] = payload[start : start + len(target)]
     lengths = headers[:, -1]
-    # As many rounds on all workers, so that each reads all chunks of the others.
+    # The same number of rounds on all workers, so that each reads all chunks of the others.
     rounds = 1 + -(-max(int(lengths.max()) - space, 0) // CHUNK_BYTES)
     for number in range(rounds):
         low = 0 if number == 0 else space + (number - 1) * CHUNK_BYTES
@@ -346,7 +346,6 @@ def _exchange(
 
 
 def _content(array: np.ndarray) -> np.ndarray:
-    """Returns an array's bytes."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -71,8 +71,8 @@ def device_of(task: Task) -> str:
 def _leave(size: int, watch: LivenessWatch, process: int) -> None:
     """Waits briefly for the other workers before the process ends.
 
-    The last values that this worker sent may still be on their way out of the process. In a forked
-    child it does nothing.
+    Otherwise the process could end before the last values that it sent have left it. In a forked
+    child process, this function does nothing.
     """
     if os.getpid() != process:
         return
@@ -102,8 +102,8 @@ def _configure(cluster: ClusterSpec, task: Task) -> None:
     except (RuntimeError, ValueError):
         raise RuntimeError(
             "TensorFlow's collectives must be set up before the first tensor is created. Received: "
-            "an initialized TensorFlow, or the collectives of another strategy. Create the "
-            "strategy at the start of the script, or use Horovod (communication='horovod')."
+            "TensorFlow is already initialized, or has the collectives of another strategy. Create "
+            "the strategy at the start of the script, or use Horovod (communication='horovod')."
         ) from None
 
 
@@ -145,8 +145,8 @@ def _wait_for_servers(cluster: ClusterSpec, task: Task, start: float, timeout: f
         lambda: f"the server of {names()}",
         lambda _: (
             f"The servers of all workers must answer within {timeout:g} s. Received at "
-            f"{task}: no answer from {names()}. See that each of them did not fail, and that "
-            "its address is open."
+            f"{task}: no answer from {names()}. Check that none of them failed, and that their "
+            "addresses can be reached."
         ),
         timeout,
         waiter=task,

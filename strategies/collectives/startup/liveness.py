@@ -18,9 +18,9 @@ _TRIES = 3
 class LivenessWatch(BackgroundThread):
     """A thread that checks the liveness of all workers in turn.
 
-    If a worker is dead, operations that wait for it end with `tf.errors.UnavailableError`. A
-    process that has ended refuses the connection, which is detected after two pauses. A silent
-    host is detected after three times `_ANSWER_SECONDS`.
+    If a worker is dead, operations that wait for it raise `tf.errors.UnavailableError`. A process
+    that has ended refuses connections, which is detected after two pauses. A host that does not
+    answer is detected after three times `_ANSWER_SECONDS`.
 
     Args:
       workers: each worker's name, by its TensorFlow device name.

@@ -43,8 +43,8 @@ def meeting(
 
     Raises:
       TimeoutError: if a worker does not arrive in time; the message names it.
-      ClusterConfigError: if the first worker's port is taken, or the workers' clusters or ways of
-        communication differ.
+      ClusterConfigError: if the first worker's port is taken, or the workers' clusters or back ends
+        differ.
     """
     is_first = task == cluster.training_tasks[0]
     address = cluster.addresses[task]
@@ -76,31 +76,31 @@ def _exchange_in_store(cluster: ClusterSpec, task: Task, timeout: float) -> Exch
     tasks = cluster.training_tasks
     numbers = itertools.count()
 
-    def exchange(mine: bytes) -> list[bytes]:
+    def exchange(own: bytes) -> list[bytes]:
         store = HttpStore(cluster.addresses[tasks[0]], f"{_EXCHANGES}_{next(numbers)}")
-        found: dict[Task, bytes] = {}
+        received: dict[Task, bytes] = {}
 
         def has_all() -> bool:
-            if task not in found and store.put(task, mine):
-                found[task] = mine
+            if task not in received and store.put(task, own):
+                received[task] = own
             for other in tasks:
-                entry = None if other in found else store.get(other)
+                entry = None if other in received else store.get(other)
                 if entry is not None:
-                    found[other] = entry
-            return len(found) == len(tasks)
+                    received[other] = entry
+            return len(received) == len(tasks)
 
         wait_until(
             has_all,
-            lambda: ", ".join(str(other) for other in tasks if other not in found),
+            lambda: ", ".join(str(other) for other in tasks if other not in received),
             lambda names: (
                 f"All workers must exchange their addresses within {timeout:g} s. Received at "
-                f"{task}: none from {names}. See their output."
+                f"{task}: none from {names}. See the output of these workers."
             ),
             timeout,
             waiter=task,
             poll_seconds=_EXCHANGE_POLL_SECONDS,
         )
-        return [found[each] for each in tasks]
+        return [received[each] for each in tasks]
 
     return exchange
 
@@ -114,12 +114,11 @@ def wait_for_all(
       cluster: the cluster as this task knows it.
       task: the task of this process.
       timeout: the number of seconds to wait.
-      communication: the way in which this task exchanges values.
+      communication: the name of the back end that this task uses.
 
     Raises:
       TimeoutError: if a worker does not arrive in time; the message names it.
-      ClusterConfigError: if a worker arrives with another cluster or another way of
-        communication.
+      ClusterConfigError: if a worker arrives with another cluster or another back end.
     """
     tasks = cluster.training_tasks
     store = HttpStore(cluster.addresses[tasks[0]], ARRIVALS)
@@ -143,7 +142,7 @@ def wait_for_all(
         # If the store does not answer, only the first worker is known to be missing.
         absent = others if has_arrived else tasks[:1]
         names = ", ".join(f"{other} ({cluster.addresses[other]})" for other in absent)
-        return f"{names}, who has another {SECRET_VARIABLE}" if store.is_refused else names
+        return f"{names}, which has another {SECRET_VARIABLE}" if store.is_refused else names
 
     wait_until(
         all_arrived,
@@ -222,8 +221,8 @@ def _has_arrived(store: HttpStore, task: Task, expected: bytes) -> bool:
         raise ClusterConfigError(
             f"All workers must use the same communication. Received: {theirs} on {task}, {ours} "
             "here. Pass the same argument communication to all of them, or set the same "
-            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' shows where Horovod can be used. "
-            "If one of them has GPUs and another has none, set CUDA_VISIBLE_DEVICES=-1 on all."
+            "KERAS_STRATEGIES_COMMUNICATION; 'tf-config doctor' shows whether Horovod can be used "
+            "on a host. If only some workers have GPUs, set CUDA_VISIBLE_DEVICES=-1 on all."
         )
     if entry is not None and entry != expected:
         raise ClusterConfigError(

@@ -23,7 +23,7 @@ def wait_until(
 
     Args:
       is_done: returns whether the condition holds; called repeatedly.
-      missing: returns the names of the missing tasks; empty if all have arrived meanwhile.
+      missing: returns the names of the missing tasks; empty if all have arrived in the meantime.
       message: returns the error's message, given the names of the missing tasks.
       timeout: the number of seconds to wait.
       waiter: the task that waits, for the log.

@@ -1,1 +1,1 @@
-"""Where the rows of tables are: in the memory of the workers, or on parameter servers."""
+"""The two places that hold the rows of tables: the workers' memory, and parameter servers."""

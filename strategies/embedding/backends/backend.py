@@ -1,4 +1,4 @@
-"""Interface of what holds the rows of a layer's tables, and its choice by the strategy."""
+"""Interface of the back ends that hold the rows of a layer's tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from strategies.embedding.tables import Tables
 class TableBackend(Protocol):
     """Creates the tables of a layer under one strategy.
 
-    An implementation decides which tasks have the shards of a table, how a lookup reaches them, and
-    who applies gradients to their rows. Everything above it is the same for all.
+    An implementation decides which tasks hold the shards of a table, how a lookup reaches them, and
+    where gradients are applied to their rows. The code above it is the same for all of them.
 
     Attributes:
-      may_prefetch: whether rows may be looked up before the step that needs them, although other
-        steps change them meanwhile.
+      may_prefetch: whether rows may be looked up before the step that needs them, although steps in
+        between may change them.
     """
 
     @property
@@ -45,6 +45,6 @@ class TableBackend(Protocol):
 
 
 def backend_of(strategy: tf.distribute.Strategy) -> TableBackend:
-    """Returns what holds the rows of tables that are created under a strategy."""
+    """Returns the back end for tables that are created under a strategy."""
     has_servers = getattr(strategy.extended, "servers", None) is not None
     return ServerBackend(strategy) if has_servers else WorkerBackend(strategy)

@@ -30,15 +30,15 @@ class ServerBackend:
 
     @property
     def may_prefetch(self) -> bool:
-        """Whether workers are not in step, so that rows lack others' latest updates in any case."""
+        """Whether workers are not in step, so that rows may lack updates of others in any case."""
         return not self._strategy.extended.in_step
 
     def check(self, specs: TableSpecs) -> None:
         """Raises ValueError if parameter servers do not support one of the tables."""
         for configs in specs.groups.values():
             for config in configs:
-                plain = config.optimizer is None and config.overflow == "error"
-                if not plain or config.is_replicated:
+                is_supported = config.optimizer is None and config.overflow == "error"
+                if not is_supported or config.is_replicated:
                     raise ValueError(
                         "Tables on parameter servers cannot have an optimizer of their own, "
                         "overflow='share' or placement='replicated'. Received: "

@@ -41,7 +41,7 @@ class WorkerBackend:
         self, specs: TableSpecs, collectives: Collectives, optimizers: Mapping[str, Any]
     ) -> Tables:
         """Creates the tables; see `TableBackend`."""
-        # None outside of all scopes, also if the layer was created in one.
+        # None if this is called outside of all scopes, even if the layer was created in one.
         strategy = self._strategy if tf.distribute.has_strategy() else None
         variables = {
             group: RowVariable(

@@ -1,1 +1,1 @@
-"""Lookup of ids in the shards of workers or servers, and the return of gradients to them."""
+"""Lookup of ids in the shards of workers or servers, and the way of gradients back to them."""

@@ -23,17 +23,13 @@ class AllToAll:
         """Sends each key, a row of int64 [n, k], to the owner of the id in column 1."""
         if self.collectives.size == 1:
             return SentKeys(self.collectives, keys, None, tf.shape(keys)[:1])
-        owners = self.owner_of(keys[:, 1])
+        owners = shard_of(keys[:, 1], self.collectives.size)
         order = tf.argsort(owners, stable=True)
-        with tf.device(HOST):  # its kernel for GPUs refuses `enable_op_determinism`
+        with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
             counts = tf.math.bincount(
                 tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
             )
         return SentKeys(self.collectives, tf.gather(keys, order), order, counts)
-
-    def owner_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rank of the worker that owns each id, int64 [n]."""
-        return shard_of(ids, self.collectives.size)
 
 
 class SentKeys:
@@ -42,7 +38,7 @@ class SentKeys:
     Args:
       collectives: collectives among the workers.
       keys: keys to send, ordered by owner.
-      order: original positions of the keys; None if they were ordered already.
+      order: original positions of the keys; None if they were already ordered.
       counts: number of keys for each worker.
 
     Attributes:

@@ -13,10 +13,10 @@ class FusedOptimizer:
     """Runs a table's own optimizer on its rows within the backward pass.
 
     The model's optimizer does not see these rows, so it can be any optimizer. The table's optimizer
-    runs as soon as the backward pass has computed the rows' gradient, in the gate of
-    [Note: the gradient of a lookup] in group_lookup.py. In place of the rows, Keras differentiates
-    with respect to a scalar weight, the lead: without one, no tape would record the lookup, and the
-    backward pass would not come here.
+    runs as soon as the backward pass has computed the rows' gradient, in the gate described in
+    [Note: the gradient of a lookup] in group_lookup.py. Instead of the rows, Keras differentiates
+    the loss with respect to a scalar weight, the lead: without it, no tape would record the lookup,
+    and the backward pass would not get here.
 
     Args:
       optimizer: optimizer of Keras 3 or tf_keras for this table only.
@@ -39,7 +39,7 @@ class FusedOptimizer:
         self._optimizer.build([weight])
 
     def token(self) -> tf.Tensor:
-        """Returns a tensor whose gradient is the lead's."""
+        """Returns a tensor that depends on the lead, so that tapes record lookups."""
         return tf.convert_to_tensor(self._lead)
 
     def train_rows(self, gradient: tf.IndexedSlices) -> tf.Tensor:

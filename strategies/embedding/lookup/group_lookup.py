@@ -1,31 +1,31 @@
 """Lookup in a group of tables with one exchange of ids, one of rows and one of gradients.
 
 [Note: the gradient of a lookup]
-The rows of a lookup are gathered from a table that no tape watches, so their gradient is written by
-hand. In the forward pass, each lookup takes a token, the single row that stands for the table
-(`RowVariable.token`), and all lookups of a pass take the same one:
+The rows of a lookup are gathered from a table that no tape watches, so their gradient is custom. In
+the forward pass, each lookup takes a token, a single row that stands for the table
+(`RowVariable.token`), and all lookups of a pass take the same token:
 
     variable -- gate --> token --+-- lookup of one feature --> values
                                  +-- lookup of another one --> values
 
 In the backward pass, the custom gradient of each lookup sends the gradient of its values to the
-owners of the rows, and returns it as `tf.IndexedSlices` with respect to the token, with the numbers
-of rows as indices. TensorFlow concatenates those of all lookups, because they share the token. So
-the gate, behind which is the variable, gets all gradients of a step together. It sums those of the
-same row over lookups, and over workers where that is left to do, puts the rows in view
-(see [Note: the rows in view] in variables/row_variable.py), and returns the gradient that the
-optimizer gets.
+owners of the rows, and returns it as `tf.IndexedSlices` with respect to the token, with row numbers
+as indices. TensorFlow concatenates the slices of all lookups, because they share the token. So the
+gate, between the variable and the token, gets all gradients of a step together. It sums the
+gradients of the same row over lookups (and over workers if that has not been done), puts the rows
+in view (see [Note: the rows in view] in variables/row_variable.py), and returns the gradient for
+the optimizer.
 
-Where workers exchange rows, each of these steps is an exchange with all others, in the same order
-on all: that of the forward pass, and its reverse.
+If workers exchange rows, each of these steps is an exchange among all workers, in the same order on
+all of them: that of the forward pass, and its reverse.
 
 [Note: lookups on the host]
-Tables and the ids in them are in the memory of the host, whatever the replica's device is. So all
-of a lookup is placed there, from the ids to the row of each, and all of its gradient from that of
-those rows on. Then the ids cross to the host once, and rows and gradients once between it and the
-replica's device. If only the operations on tables were on the host, the positions of the ids would
-cross several times, and a GPU would wait for each. On a host, sums of gradients also have the same
-bits in each run, because their order is the same.
+Tables and their ids are in the host's memory, whatever the replica's device is. So a complete
+lookup is placed on the host, from the ids to their rows, and also its gradient from that of the
+rows on. Then ids are copied to the host once, and rows and gradients are copied once between the
+host and the replica's device. If only the operations on tables were on the host, the positions of
+the ids would be copied several times, and a GPU would wait for each copy. On the host, sums of
+gradients also have the same bits in each run, because their order is the same.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ import tensorflow as tf
 
 from strategies.compat.call_stack import is_running
 from strategies.compat.tensorflow import (
-    RECOMPUTING,
+    RECOMPUTE_CODE,
     PerReplica,
     function_graph,
-    is_left,
+    has_left,
     is_recorded,
     select_replica,
 )
@@ -54,7 +54,7 @@ from strategies.utils.devices import HOST
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.row_view import RowView
 
-# A function's trace is the same whether or not its caller records a tape.
+# A function's trace does not depend on whether its caller records a tape.
 _OUTSIDE = (
     "With training=None, an embedding and the gradient tape must be in the same tf.function, or "
     "both outside of any. Received: a gradient computed outside of the function that calls the "
@@ -66,13 +66,13 @@ _IN_BRANCH = (
     "gradient is computed through it. Received: a lookup in a branch or loop, and a gradient from "
     "outside. Call the layer outside of the branch or loop."
 )
-# There, the first call is not recorded, and the second one would count the ids again.
+# In these functions, the first call is not recorded, and the second would count the ids again.
 _RECOMPUTED = (
     "An embedding cannot be called inside keras.remat or tf.recompute_grad, because the backward "
     "pass would repeat the lookup and count its ids twice. Received: such a call. Call the layer "
     "outside and pass its output in; or call it with training=False if its rows are not trained."
 )
-# There, one replica would decide without the others' occurrences of an id.
+# In a branch, a replica would decide on admission without the other replicas' occurrences of an id.
 _APART = (
     "All replicas of a worker must count the ids of a step together, for the table's admission. "
     "Received: a training lookup in a tf.function or branch inside the function that each "
@@ -145,7 +145,7 @@ class Lookup:
         token, is_first = self._token()
         is_inferred = training is None
         recorded = is_recorded([token])
-        if not recorded and is_running(RECOMPUTING):
+        if not recorded and is_running(RECOMPUTE_CODE):
             raise ValueError(_RECOMPUTED)
         if is_inferred and not recorded:
             values = self.router.look_up([keys], False, False)[0].values
@@ -192,19 +192,19 @@ class Lookup:
             def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tf.IndexedSlices:
                 if is_inferred and _function() is not function:
                     raise ValueError(_OUTSIDE)
-                if is_left(graph):
+                if has_left(graph):
                     raise ValueError(_IN_BRANCH)
                 scattered = result.scatter_gradient(_dense(upstream, self._width))
-                # Ids without a row, which admission has refused, train nothing.
-                there = tf.where(result.rows >= 0)[:, 0]
-                rows = tf.gather(result.rows, there)
-                # Told to `_unique` by the identity of the tensor: after a concatenation with those
-                # of other lookups, it is another one.
+                # Ids without a row, which admission has refused, are not trained.
+                present = tf.where(result.rows >= 0)[:, 0]
+                rows = tf.gather(result.rows, present)
+                # `_unique` recognizes this tensor by its identity: if the gradients of several
+                # lookups are concatenated, it gets a different tensor.
                 if result.are_distinct:
                     self._recorded.distinct = weakref.ref(rows)
                 # A shape too large for memory, so that nothing makes the gradient dense.
                 return tf.IndexedSlices(
-                    tf.gather(scattered, there),
+                    tf.gather(scattered, present),
                     rows,
                     tf.constant([2**60, self._width], tf.int64),
                 )
@@ -219,8 +219,8 @@ class Lookup:
 
         The backward pass collects the gradients of all lookups through the token.
         """
-        # The last pass's token is no longer recorded by a tape. One of another graph, such as that
-        # in which Keras traces a model to build it, cannot be used here.
+        # The previous pass's token is no longer recorded by a tape. A token of another graph, such
+        # as that in which Keras traces a model to build it, cannot be used here.
         token = getattr(self._recorded, "token", None)
         if token is not None and is_recorded([token]) and _is_accessible(token):
             return token, False
@@ -236,11 +236,11 @@ class Lookup:
         def gate(token: tf.Tensor) -> tuple[Any, ...]:
             @_on_host
             def gradient(upstream: tf.IndexedSlices) -> Any:
-                # The gradient of a branch or loop is a dense tensor, in which the rows are lost.
+                # The gradient of a branch or loop is a dense tensor, without the row numbers.
                 if not isinstance(upstream, tf.IndexedSlices):
                     raise ValueError(_IN_BRANCH)
                 summed = self.router.reduce(self._unique(upstream))
-                # With several replicas, the rows of all of them come into view together, when the
+                # With several replicas, the rows of all replicas are put in view together, when the
                 # strategy sums their gradients; see [Note: marked gradients] in sparse.py.
                 put = show if _is_only_replica() else _mark
                 rows = put(self._variable.view, summed.values, summed.indices)
@@ -251,7 +251,7 @@ class Lookup:
         return gate(token)
 
     def _unique(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns a gradient with each row once, as that of a single lookup may be already."""
+        """Sums the gradients of the same row, unless each row already occurs only once."""
         distinct = getattr(self._recorded, "distinct", None)
         if distinct is not None and distinct() is gradient.indices:
             return gradient
@@ -259,7 +259,7 @@ class Lookup:
 
 
 def _on_host(gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a gradient, which a tape calls outside of the block of the forward pass."""
+    """Makes a gradient function run on the host; a tape calls it outside of any device scope."""
 
     def gradient_on_host(upstream: tf.Tensor | tf.IndexedSlices) -> Any:
         with tf.device(HOST):
@@ -299,7 +299,7 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
 
     Returns:
       The keys, int64 [m, 3]: the number of the table, the id, and its number of occurrences, with
-      each id of a table once. And the position of each id's key, int32.
+      each id of a table once; and the position of each id's key, int32.
     """
     keys, positions, before = [], [], tf.constant(0)
     for number, each in enumerate(ids):
@@ -313,7 +313,6 @@ def keys_of(ids: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is_only_replica() -> bool:
-    """Returns whether this worker has only one replica."""
     extended = _extended()
     return extended is None or len(extended.worker_devices) == 1
 
@@ -332,11 +331,11 @@ def _function() -> tf.Graph | None:
 
 def _is_accessible(token: tf.Tensor) -> bool:
     """Returns whether the current graph can use a tensor: Keras traces models in other graphs."""
-    made_in = getattr(token, "graph", None)
+    source = getattr(token, "graph", None)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not made_in and graph is not None:
+    while graph is not source and graph is not None:
         graph = getattr(graph, "outer_graph", None)
-    return graph is made_in
+    return graph is source
 
 
 def show(view: RowView, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:

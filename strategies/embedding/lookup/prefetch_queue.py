@@ -35,8 +35,7 @@ class PrefetchQueue:
     """Queue of submitted, unused lookups for the batches of one dataset.
 
     Args:
-      distance: number of batches from the one that is trained on to the one that is submitted,
-        both included.
+      distance: number of batches from the one being trained on to the one submitted, inclusive.
     """
 
     def __init__(self, distance: int):
@@ -49,7 +48,7 @@ class PrefetchQueue:
     def submit(
         self, keys: np.ndarray, starts_step: bool, look_up: Callable[[], list[np.ndarray]]
     ) -> None:
-        """Starts a lookup in a thread, unless the same one is in the queue already."""
+        """Starts a lookup in a thread, unless the same lookup is already in the queue."""
         request = _Request(keys, starts_step, Future())
         with self._lock:
             if any(each.matches(keys, starts_step) for each in self._requests):
@@ -80,7 +79,7 @@ class PrefetchQueue:
             "The function `ids` of prefetch_rows must return the ids that the layer is called "
             f"with. Received: the ids of {self._capacity} batches, and a step with other ids. "
             "Correct `ids`, or pass the dataset that prefetch_rows returns to fit unchanged, "
-            "without a map or batch after it."
+            "without calling map or batch on it."
         )
 
     def clear(self) -> None:

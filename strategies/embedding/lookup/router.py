@@ -39,11 +39,10 @@ class LookupRouter(Protocol):
 
     [Note: admission per step]
     Whether an id gets a row is decided once a step, from all of its occurrences. So the replicas of
-    a worker look up together, as the workers do: otherwise, an id that the second replica's
-    occurrences admit would have lost the gradient of the first one's. Each owner counts an id with
-    the sum of all occurrences (`ShardLookup._find_or_insert`), inserts what is admitted by then,
-    and only then returns rows. Without admission, an id gets its row at the first occurrence
-    anyway.
+    a worker look up together, as the workers do: otherwise, if the second replica's occurrences
+    admitted an id, the gradient of the first replica's occurrences would be lost. Each owner adds
+    up all occurrences of an id (`ShardLookup._find_or_insert`), inserts the admitted ids, and only
+    then returns rows. Without admission, an id gets its row at the first occurrence anyway.
 
     Attributes:
       traffic: counter of the keys, rows and gradients that leave this worker.
@@ -79,7 +78,7 @@ def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def split(joined: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Splits a tensor along the first dimension into parts as long as those given.
+    """Splits a tensor along the first dimension into parts with the lengths of `parts`.
 
     >>> parts = [tf.constant([1]), tf.constant([2, 3])]
     >>> [each.numpy().tolist() for each in split(join(parts), parts)]
@@ -91,14 +90,14 @@ def split(joined: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def split_penalties(values: tf.Tensor, width: int) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Splits what `ShardLookup` returns into rows, [n, width], and their penalties, [n], if any."""
+    """Splits the values of a `ShardLookup` into rows, [n, width], and penalties, [n], if any."""
     if values.shape[1] == width:
         return values, None
     return values[:, :width], values[:, width]
 
 
 def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
-    """Ends the step with an error, on all workers, if a table has more ids than `input_dim`."""
+    """Fails the step on all workers if a table has more ids than `input_dim`."""
     for (name, bound), size in zip(bounds.items(), tf.unstack(sizes, len(bounds)), strict=True):
         capacity = tf.constant(bound, tf.int64)
         assert_in_step(
@@ -106,6 +105,6 @@ def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
             [
                 f"The table {name!r} cannot hold more than input_dim ids. Received:", size,
                 "ids for input_dim =", capacity,
-                "Raise it, leave it out, or use admission or overflow='share'.",
+                "Raise input_dim, omit it, or use admission or overflow='share'.",
             ],
         )  # fmt: skip

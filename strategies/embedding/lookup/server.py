@@ -90,7 +90,7 @@ class ServerRouter:
         return results
 
     def _columns(self, training: bool) -> int:
-        """Returns the width of what `ShardLookup` returns."""
+        """Returns the number of columns of the values that `ShardLookup` returns."""
         return self._width + (training and self._shards[0].lookups[self._group].has_penalty)
 
     def _record_lookup(self, keys: tf.Tensor, training: bool) -> tf.Tensor:
@@ -154,7 +154,7 @@ class ServerRouter:
                     [tf.int64, tf.float32, tf.int64],
                     state=lookup.slots,
                 )
-            # A repeated lookup finds the rows that the first one made, and counts the ids again.
+            # A repeated lookup finds the rows that the first one created; it counts ids twice.
             return shard.call(
                 lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
                 own,
@@ -168,8 +168,8 @@ class ServerRouter:
         sizes = np.zeros([len(self._bounds)], np.int64)
         with self._track_wait(inserts):
             results = self._extended.servers.each(find_at)
-        # A row's number on its server becomes one that is unique over all servers, from which
-        # `ps/embedding_rows.py` takes server and number again when it sends the gradient.
+        # A row's number on its server becomes a number that is unique over all servers, from which
+        # `ps/embedding_rows.py` recovers the server and the number when it sends the gradient.
         for index, result in enumerate(results):
             own = owners == index
             rows[own] = np.where(result[0] < 0, -1, result[0] * num_shards + index)
@@ -178,7 +178,7 @@ class ServerRouter:
         return [rows, values, sizes]
 
     def _track_wait(self, inserts: bool) -> contextlib.AbstractContextManager[None]:
-        """Records, in the block, that this worker may wait for others if it has to."""
+        """Records that this worker may wait for others in the block, if it may."""
         if not (inserts and self._are_in_step):
             return contextlib.nullcontext()
         return self._extended.servers.operations.track_step("lookup on the parameter servers")

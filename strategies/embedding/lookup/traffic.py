@@ -18,8 +18,8 @@ _TRAINING, ELSEWHERE, _GRADIENTS, PREFETCHED = range(4)
 class TrafficCounter:
     """Counts this worker's keys whose rows are on another worker or a server.
 
-    Each key sent brings one row back, unless rows are replicated. Over all workers, the numbers of
-    keys and rows sent are therefore equal, and one number counts both.
+    For each key sent, one row comes back, unless rows are replicated. So over all workers, the
+    numbers of keys and rows sent are equal, and one number counts both.
 
     Args:
       tables: number of tables that are looked up together.
@@ -47,7 +47,7 @@ class TrafficCounter:
         if self._tables == 1:
             return tf.shape(keys)[:1]
         numbers = tf.cast(keys[:, 0], tf.int32)
-        with tf.device(HOST):  # its kernel for GPUs refuses `enable_op_determinism`
+        with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
             return tf.math.bincount(numbers, minlength=self._tables, maxlength=self._tables)
 
     def record_lookup(self, remote: tf.Tensor | None, training: bool) -> None:

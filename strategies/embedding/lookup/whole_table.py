@@ -1,4 +1,4 @@
-"""Reads of a whole table, for those who read its variable like that of `keras.layers.Embedding`."""
+"""Reads a whole table, for code that reads its variable like that of `keras.layers.Embedding`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from strategies.embedding.lookup.group_lookup import Lookup
 from strategies.embedding.shard.table import Table
 from strategies.utils.assertions import assert_in_step
 
-# A read copies the rows, and its gradient is as large.
+# A read copies the rows, and its gradient is just as large.
 MAX_BYTES = 1 << 30
 
 
 def whole_table(lookup: Lookup, table: Table) -> tf.Tensor:
     """Returns the rows of the ids 0, 1, 2, ... of a table in this process, float32 [n, width].
 
-    Row k is that of id k, as in a `keras.layers.Embedding`, and has a gradient as in a lookup of
-    all these ids. There are `input_dim` of them. Without `input_dim`, or with an admission rule,
-    they are the ids that have a row.
+    Row k is that of id k, as in a `keras.layers.Embedding`, and gets a gradient as in a lookup of
+    all these ids. There are `input_dim` ids; without `input_dim`, or with an admission rule, as
+    many as have a row.
 
     Raises:
-      ValueError: if the rows are larger than `MAX_BYTES`.
-      tf.errors.InvalidArgumentError: if the ids with a row are not among these, in the step.
+      tf.errors.InvalidArgumentError: in the step, if an id outside of these has a row, or if the
+        rows are larger than `MAX_BYTES`.
     """
     config = table.config
     bound = config.input_dim if config.admission is None else None
@@ -35,8 +35,8 @@ def whole_table(lookup: Lookup, table: Table) -> tf.Tensor:
         [
             f"The table {config.name!r} can be read as a variable if its ids are 0, 1, 2, ..., "
             f"{most - 1} at most. Received:", size, "ids with a row,", known, "of them below",
-            count, "Call the layer on the ids whose rows you need, for a tied output or a "
-            "penalty, compile with AdamW for decay, take the layer's rows(), or give it input_dim.",
+            count, "Call the layer on the ids whose rows you need (for a tied output or a "
+            "penalty), compile with AdamW (for weight decay), call layer.rows(), or set input_dim.",
         ],
     )  # fmt: skip
     return tf.ensure_shape(lookup.all_rows(ids), [bound, config.output_dim])

@@ -1,4 +1,4 @@
-"""Admission of ids: counters of ids without a row."""
+"""Counters of the ids without a row, for admission rules."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class SketchCounter:
             self.table = ResourceVariable(
                 tf.zeros([_DEPTH * self._width], tf.int32), trainable=False
             )
-            # A restored sum that only the first shard contributes; empty if there is none.
+            # A restored sum that only the first shard adds to `local_counts`; empty if none.
             self._counted_elsewhere = ResourceVariable(
                 tf.zeros([0], tf.int32), trainable=False, shape=[None]
             )
@@ -98,11 +98,12 @@ class SketchCounter:
         if total.shape != tuple(self.table.shape):
             raise ValueError(
                 "A sketch must be restored with the memory that it was saved with. Received: "
-                f"{total.nbytes} bytes, for {4 * self.table.shape[0]}."
+                f"{total.nbytes} bytes, for a sketch of {4 * self.table.shape[0]} bytes. Use the "
+                "same Admission(memory=...) as when it was saved."
             )
 
     def restore(self, total: tf.Tensor, is_first: bool) -> None:
-        """Restores a sum over all shards, which only the first shard includes in later sums."""
+        """Restores the sum over all shards; in later sums, only the first shard includes it."""
         self.table.assign(total)
         self._counted_elsewhere.assign(tf.zeros([0], tf.int32) if is_first else total)
 

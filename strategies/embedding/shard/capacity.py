@@ -52,7 +52,7 @@ class Overflow:
             return self._row.read_value()
 
     def row_if_full(self) -> tf.Tensor:
-        """Returns the number of the shared row, int64 [1]; [0] while there is capacity left."""
+        """Returns the number of the shared row, int64 [1]; int64 [0] if there is capacity left."""
         return self.row()[: tf.cast(self.remaining() <= 0, tf.int32)]
 
     def or_shared(self, rows: tf.Tensor) -> tf.Tensor:

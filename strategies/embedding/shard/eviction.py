@@ -21,7 +21,7 @@ from strategies.embedding.shard.table_shard import TableShard
 def evict(shards: Sequence[TableShard], collectives: Collectives) -> dict[str, int]:
     """Evicts the expired rows of all tables; returns their number over all workers, by table.
 
-    All workers must call it, and none may train in the meantime.
+    All workers must call it, and none may train during the call.
 
     Args:
       shards: shards of the tables; each owner evicts from its own.

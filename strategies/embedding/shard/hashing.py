@@ -1,7 +1,7 @@
 """Hashes of ids and pseudorandom numbers from TensorFlow operations.
 
 The mixing function is that of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", 2014). It is counter-based, so each number of a sequence is computed on its own.
+number generators", 2014). It is counter-based: numbers are computed independently.
 """
 
 from __future__ import annotations

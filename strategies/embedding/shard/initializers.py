@@ -1,10 +1,10 @@
 """Initial values of rows, which depend only on the seed, the table's name and the id.
 
 The bits of a value must not depend on its position in a tensor. TensorFlow's own functions
-(`tf.math.ndtri`, `log`) compute several elements at once and the last few of a tensor one by one,
-by another formula, and 5 % of these differed in their last bits. So the quantiles of the normal
-distribution are computed here only from operations that IEEE 754 rounds exactly (sums, products,
-quotients and square roots) and from bit operations.
+(`tf.math.ndtri`, `log`) compute several elements at once, but the last few of a tensor one by one
+with another formula, and 5 % of these differed in their last bits. So the quantiles of the normal
+distribution are computed here only with operations that IEEE 754 rounds exactly (sums, products,
+quotients and square roots) and with bit operations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metadata of rows: the last step that trained on each row, and how often it was trained on.
 
-Both are packed into one number for each row, so that one lookup reads both.
+Both are packed into one number per row, so that one lookup reads both.
 """
 
 from __future__ import annotations
@@ -72,5 +72,5 @@ class BitField:
 
     def encode(self, values: tf.Tensor) -> tf.Tensor:
         """Returns numbers with the values in this field and zeros elsewhere."""
-        # Clipping suffices: no eviction rule asks for a frequency above `MAX_FREQUENCY`.
+        # Clipping suffices: no eviction rule can have a frequency above `MAX_FREQUENCY`.
         return tf.bitwise.left_shift(tf.clip_by_value(values, 0, self._maximum), self._offset)

@@ -41,16 +41,16 @@ class RowStore:
     def allocate(self, count: tf.Tensor) -> tf.Tensor:
         """Allocates rows; returns their numbers, int64 [count]."""
         with tf.device(HOST):
-            free, there = self._free.read_value(), self.view.length.read_value()
-            again = free[:count]
-            length = there + count - tf.size(again, tf.int64)
+            free, before = self._free.read_value(), self.view.length.read_value()
+            reused = free[:count]
+            length = before + count - tf.size(reused, tf.int64)
             self._free.assign(free[count:])
             self.view.length.assign(length)
             for rows in (self.variable.table, self.metadata.array):
                 rows.resize(length)
             for slot in self.slots().values():
-                slot.reset(again)  # again, since a gradient may have been applied after `free`
-            return tf.concat([again, tf.range(there, length)], 0)
+                slot.reset(reused)  # once more: a gradient may have been applied after `free`
+            return tf.concat([reused, tf.range(before, length)], 0)
 
     def free(self, rows: tf.Tensor) -> None:
         """Frees rows and resets their slot variables and metadata."""
@@ -73,13 +73,13 @@ class RowStore:
 
     def slots(self) -> dict[str, GrowableArray]:
         """Returns the arrays of the slot variables by name, including expected ones."""
-        made = {name: slot.table for name, slot in self.variable.slots.items()}
-        return {**made, **self._expected}
+        existing = {name: slot.table for name, slot in self.variable.slots.items()}
+        return {**existing, **self._expected}
 
     def saved_slots(self) -> dict[str, str]:
         """Returns the names of the slot variables to save, by their names in the file.
 
-        The slot variables of a deleted optimizer are left out if there are those of a later one.
+        The slot variables of a deleted optimizer are omitted if a later optimizer has its own.
         Otherwise, a restore would give them to the next optimizer.
         """
         slots = self.slots()

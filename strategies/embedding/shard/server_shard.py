@@ -1,8 +1,8 @@
 """Shards of tables on parameter servers.
 
 Each server has the same objects as a worker that stores rows: id maps, arrays of rows and counters.
-They are created in the server's graph, under names that are the same on all workers, and every
-operation on them is one call under the server's lock.
+They are created in the server's graph, with names that are the same on all workers, and every
+operation on them is a single call under the server's lock.
 """
 
 from __future__ import annotations
@@ -70,23 +70,23 @@ class RemoteTableShard(TableShard):
 
     @contextlib.contextmanager
     def _reuse_variables(self, what: str) -> Iterator[None]:
-        """Creates handles, in the block, of variables that already exist under this name."""
+        """Makes the block create handles of variables that already exist under this name."""
         with self._in_step_with.building(), tf.name_scope(self._scope(what)):
             yield
 
     @contextlib.contextmanager
     def _create_variables(self, what: str) -> Iterator[None]:
-        """Creates variables on the server in the block; the first worker to do so initializes."""
+        """Makes the block create variables on the server; the first worker initializes them."""
         name = self._scope(what)
         with self._server.building():
-            known = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
+            before = len(self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
             with tf.name_scope(name):
                 yield
-            made = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+            after = self._server.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
 
         def initialize() -> list[tf.Tensor]:
             # All are initialized under one lock, so checking one of them is enough.
-            tf.cond(made[-1].is_initialized(), lambda: False, lambda: _initialize(made[known:]))
+            tf.cond(after[-1].is_initialized(), lambda: False, lambda: _initialize(after[before:]))
             return []
 
         self._server.run(self._server.locked(initialize)[0])
@@ -100,7 +100,7 @@ class RemoteTableShard(TableShard):
     ) -> Any:
         """Calls a function of tensors on the server atomically; see `TableShard.call`."""
         arrays = tuple(np.asarray(array) for array in arrays)
-        # Not the arrays themselves, because the key of `build` has all that it captures.
+        # `build` captures the specs, not the arrays, because its cache key has all captured values.
         specs = [
             (tf.as_dtype(array.dtype), (None, *array.shape[1:])[: array.ndim]) for array in arrays
         ]
@@ -133,13 +133,13 @@ class RemoteTableShard(TableShard):
         """Calls a function once on the server for all workers, all of which must call this method.
 
         Args:
-          name: name of what is called, the same on all workers.
-          function: function of the rows of all workers, in the order of their ranks. It returns
-            tensors that have as many rows, of which each worker gets its own, and tensors that all
-            workers get.
-          rows: this worker's rows.
-          dtypes: the dtypes of the tensors.
-          state: state of what the function captures that may change.
+          name: name of the function, the same on all workers.
+          function: function of the concatenated arrays of all workers, in the order of their ranks.
+            It returns tensors of the same length, of which each worker gets its own part, and
+            tensors that all workers get.
+          rows: this worker's array.
+          dtypes: the dtypes of the returned tensors.
+          state: the parts of the captured objects' state that may change the function's graph.
         """
         servers = self._extended.servers
         dtype, shape = tf.as_dtype(rows.dtype), rows.shape[1:]
@@ -161,7 +161,7 @@ class RemoteTableShard(TableShard):
         return results
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
-        """Creates a slot variable of a group; returns it on the connection of model updates."""
+        """Creates a group's slot variable; returns a handle on the connection of model updates."""
         variable, again, width = self._variables[group], self.variables[group], group.width
         rows = self._slot_array(width, name, row)
         with self._create_variables(f"{width}/{name}"):
@@ -177,12 +177,12 @@ class RemoteTableShard(TableShard):
         store.expect_slot(name, lambda key: self._slot_array(store.width, key, initial))
 
     def forget_former_slots(self) -> None:
-        """Makes sure that the slot variables of deleted optimizers are recognized."""
+        """Collects deleted optimizers, so that their slot variables are recognized as former."""
         if any(variable.slots for variable in self._variables.values()):
             gc.collect()
 
     def share_optimizers(self, group: Group, variable: RowVariable) -> None:
-        """Lets the shard know the optimizers of a worker's variable of a group."""
+        """Shares the record of optimizers of a worker's variable of a group with the shard."""
         self._variables[group].optimizers = variable.optimizers
 
     def _slot_array(self, width: int, slot: str, initial: Any) -> GrowableArray:

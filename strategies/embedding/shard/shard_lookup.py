@@ -31,8 +31,9 @@ class ShardLookup:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of keys, -1 for none, and their values, float32 [n, width].
 
-        In training, if there is an L2 penalty, a further column of the values has the factors that
-        `penalties` returns: they need the keys of all workers, which only the owner of a row has.
+        In training, if there is an L2 penalty, the values have one more column with the factors
+        that `penalties` returns. They depend on the keys of all workers, which only the owner of a
+        row has.
 
         Args:
           keys: number of the table, id and number of its occurrences, int64 [n, 3].
@@ -52,14 +53,14 @@ class ShardLookup:
         # Values are read after all insertions, which may reallocate the array.
         values = self._values(parts, rows, training)
         if count == 1:
-            found = rows[0]
+            in_order = rows[0]
         else:
             positions = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
             order = tf.math.invert_permutation(tf.concat(positions, 0))
-            found, values = tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+            in_order, values = tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
         if training and self.has_penalty:
-            values = tf.concat([values, self.penalties(keys, found)[:, tf.newaxis]], 1)
-        return found, values
+            values = tf.concat([values, self.penalties(keys, in_order)[:, tf.newaxis]], 1)
+        return in_order, values
 
     def penalties(
         self, keys: tf.Tensor, rows: tf.Tensor, of_all: tf.Tensor | None = None
@@ -71,7 +72,7 @@ class ShardLookup:
         Args:
           keys: keys of the tables, int64 [n, 3].
           rows: their rows, -1 for none, int64 [n].
-          of_all: the rows of the keys of all workers; None if `keys` are those.
+          of_all: the rows of the keys of all workers; None if `keys` are the keys of all workers.
         """
         many = rows if of_all is None else tf.concat([of_all, rows], 0)
         _, indices, counts = tf.unique_with_counts(many)
@@ -99,8 +100,8 @@ class ShardLookup:
                 ids, indices, (counts,) = sum_by_index(ids, counts)
             states.append(table.look_up(ids, counts))
             positions.append(indices)
-        # Most steps have no new ids, and skip the insertion. One for all tables: each adds a graph
-        # that grows the arrays.
+        # Most steps have no new ids and skip the insertion. There is one condition for all tables,
+        # because each condition adds a graph that grows the arrays.
         rows = tf.cond(
             tf.add_n([tf.size(state.missing) for state in states]) > 0,
             lambda: self._insert_admitted(states),
@@ -131,11 +132,11 @@ class ShardLookup:
         ]
 
     def _touch(self, states: Sequence[LookupState], rows: Sequence[tf.Tensor]) -> None:
-        """Records that a step trains on rows, each once, because arrays update distinct rows."""
+        """Records that a step trains on rows, each once: arrays can only update distinct rows."""
         numbers = tf.concat(rows, 0)
         counts = tf.concat([state.counts for state in states], 0)
-        there = tf.where(numbers >= 0)[:, 0]
-        numbers, counts = tf.gather(numbers, there), tf.gather(counts, there)
+        present = tf.where(numbers >= 0)[:, 0]
+        numbers, counts = tf.gather(numbers, present), tf.gather(counts, present)
         if self.is_shared:
             numbers, _, (counts,) = sum_by_index(numbers, counts)
         self._store.touch(numbers, counts)
@@ -158,13 +159,13 @@ class ShardLookup:
         array = self._store.variable.table
         if training and table.counter is None:
             return array.gather(rows)
-        there, absent = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
+        present, absent = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
         if self._unseen == "initial":
             others = table.initial(tf.gather(ids, absent))
         else:
             others = tf.zeros([tf.size(absent), self._store.width])
-        positions = [tf.cast(there, tf.int32), tf.cast(absent, tf.int32)]
-        values = tf.dynamic_stitch(positions, [array.gather(tf.gather(rows, there)), others])
+        positions = [tf.cast(present, tf.int32), tf.cast(absent, tf.int32)]
+        values = tf.dynamic_stitch(positions, [array.gather(tf.gather(rows, present)), others])
         return tf.reshape(values, [-1, self._store.width])
 
     @property
@@ -179,7 +180,7 @@ class ShardLookup:
 
     @property
     def bounds(self) -> dict[str, int]:
-        """The `input_dim` of each table that may not exceed it, by the table's name."""
+        """The `input_dim` of each table that cannot exceed it, by the table's name."""
         return {
             table.config.name: table.config.input_dim
             for table in self._tables

@@ -72,7 +72,7 @@ class Table:
         return rows if self.overflow is None else self.overflow.or_shared(rows)
 
     def shared_row(self) -> tf.Tensor:
-        """Returns the row that further ids share, int64 [1]; [0] if no ids share one yet."""
+        """Returns the row that further ids share, int64 [1], or int64 [0] if none share it yet."""
         return tf.zeros([0], tf.int64) if self.overflow is None else self.overflow.row_if_full()
 
     def look_up(self, ids: tf.Tensor, counts: tf.Tensor) -> LookupState:
@@ -85,15 +85,15 @@ class Table:
         rows = self.map.find(ids)
         missing = tf.where(rows < 0)[:, 0]
         if self.overflow is not None:
-            # Without capacity, ids are not counted for admission, or the counts would keep growing.
+            # If no capacity is left, ids are not counted for admission; counts would keep growing.
             missing = missing[: tf.where(self.overflow.remaining() > 0, tf.size(missing), 0)]
         self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.math.count_nonzero(counts))
         return LookupState(ids, counts, rows, missing)
 
     def admit(self, state: LookupState) -> tf.Tensor:
         """Counts the missing ids; returns the positions of those to insert now, int64."""
-        # Counts first, then the capacity: an id that has occurred often enough when none is left
-        # keeps its count, and gets a row as soon as there is some again.
+        # Ids are counted before the capacity is checked: an id that has occurred often enough when
+        # no capacity is left keeps its count, and gets a row as soon as there is capacity again.
         positions = state.missing
         if self.counter is not None:
             ids = tf.gather(state.ids, positions)

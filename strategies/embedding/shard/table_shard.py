@@ -83,9 +83,9 @@ class TableSpecs:
         if None in bounds:
             return None
         parts = [bound / num_shards for bound in bounds if bound is not None]
-        # A margin for the uneven hash, and one shared row for each table.
-        more = 0.0 if num_shards == 1 else sum(6 * math.sqrt(part) for part in parts)
-        return math.ceil(sum(parts) + more) + len(parts)
+        # A margin for the uneven hash, and one shared row per table.
+        margin = 0.0 if num_shards == 1 else sum(6 * math.sqrt(part) for part in parts)
+        return math.ceil(sum(parts) + margin) + len(parts)
 
 
 class TableShard:
@@ -164,13 +164,13 @@ class TableShard:
         """Calls a function of tensors on the task that stores the rows; returns NumPy arrays.
 
         Args:
-          function: function of TensorFlow operations that returns any structure of tensors. It
-            captures no dictionary or array, so that it is built once; see `function_key`.
+          function: function of TensorFlow operations that returns any structure of tensors. It must
+            not capture dictionaries or arrays, so that it is built only once; see `function_key`.
           *arrays: arguments of the function.
-          state: state of what the function captures that may change, such as the names of the slot
-            variables that it updates.
-          idempotent: whether to call it again if the answer is lost with the connection, as it
-            should be if it only reads.
+          state: the parts of the captured objects' state that may change the function's graph, such
+            as the names of the slot variables that it updates.
+          idempotent: whether it may be called again if the response is lost with the connection, as
+            is the case if it only reads.
         """
         del state, idempotent
         with tf.init_scope():
@@ -190,12 +190,12 @@ class TableShard:
         )
 
     def forget_former_slots(self) -> None:
-        """Removes the slot variables of deleted optimizers, which are not to be restored."""
+        """Removes the slot variables of deleted optimizers, which must not be restored."""
         for lookup in self.lookups.values():
             lookup.variable.remove_former_slots()
 
     def drain(self) -> None:
-        """Waits until this worker's updates are applied; here, they already are."""
+        """Waits until this worker's updates are applied; on a worker, they already are."""
 
     def barrier(self) -> None:
-        """Waits until no worker trains; not needed here, as workers that store rows run in step."""
+        """Waits until no worker trains; not needed here: workers that store rows run in step."""

@@ -1,4 +1,4 @@
-"""Update modes by the names that `ParameterServerOptions.mode` has.
+"""The update modes, by their names in `ParameterServerOptions.mode`.
 
 A new mode is a subclass of `Mode` in a file here, an entry of `MODES`, and a field of
 `ParameterServerOptions` for each of its `settings`.

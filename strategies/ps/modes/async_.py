@@ -20,12 +20,12 @@ class Async(Mode):
     Steps wait in a queue. If the servers fall behind, the queue fills up and the worker waits. The
     thread takes up to `max_merge` steps from the queue and sends their sum as one update; it sends
     steps that cannot be summed, such as those that assign values, one by one. After every
-    `pull_every` steps sent, it pulls the variables' present values, which the worker uses from its
+    `pull_every` steps sent, it pulls the variables' current values, which the worker uses from its
     next step on.
 
     Staleness: the values that a worker computes with lack at most `send_queue_size` of its own
-    steps that are queued or being sent, and `pull_every - 1` that were sent after the last pull.
-    The number of another worker's steps that they lack is unbounded.
+    steps that are queued or being sent, and `pull_every - 1` steps that were sent after the last
+    pull. The number of other workers' steps that they lack is unbounded.
 
     Args:
       servers: the servers of the job.
@@ -51,8 +51,9 @@ class Async(Mode):
         # While `max_merge` steps are sent as one update, as many can be queued.
         size = send_queue_size or (2 * max_merge if max_merge > 1 else 1)
         self._free = threading.Semaphore(size)
-        # What was pulled with the last push of a program, until a step uses it; None if it has been
-        # superseded and must be pulled again. The lock guards it: one thread puts, another takes.
+        # The values pulled with the last push of a program, until a step uses them; None if they
+        # are outdated and must be pulled again. Guarded by the lock, because one thread puts them
+        # and another takes them.
         self._newest: dict[StepProgram, list[np.ndarray] | None] = {}
         self._steps_since_pull: dict[StepProgram, int] = {}
         self._error: BaseException | None = None
@@ -67,7 +68,7 @@ class Async(Mode):
             self._thread.start()
         self._free.acquire()
         if self._error is not None:
-            # Or the next step would wait for it forever, and would not raise the error.
+            # Released, so that the next step raises the error instead of waiting forever.
             self._free.release()
             raise self._error
         self._queue.put((program, push))
@@ -83,7 +84,7 @@ class Async(Mode):
             raise self._error
 
     def forget_pulled(self) -> None:
-        """Drops pulled values that no step has used yet, because they are outdated."""
+        """Discards pulled values that no step has used yet, because they are outdated."""
         with self._lock:
             self._newest.clear()
 
@@ -93,9 +94,9 @@ class Async(Mode):
         )
 
     def _send(self) -> None:
-        """Sends what is in the queue, in the thread; it ends with the process.
+        """Sends the steps in the queue; runs in the thread, which ends with the process.
 
-        When the program ends, `drain` has emptied the queue, so the thread waits in Python.
+        At the end of the program, `drain` has emptied the queue, so the thread waits in Python.
         """
         # A step of another program, which was taken from the queue while steps were merged.
         leftover: tuple[StepProgram, Push] | None = None
@@ -120,7 +121,7 @@ class Async(Mode):
                 self._free.release()
 
     def _deliver(self, program: StepProgram, pushes: list[Push]) -> None:
-        # After an error, the steps behind it are dropped: training cannot go on without that one.
+        # After an error, later steps are dropped: training cannot continue without that step.
         if self._error is not None:
             return
         steps = self._steps_since_pull.get(program, 0) + len(pushes)

@@ -23,16 +23,16 @@ PushAndPull = Callable[[Sequence[VariableUpdate]], NewValues]
 class Mode:
     """When a worker's updates are sent, and which values its next step uses.
 
-    All that differs between the modes is here; the rest of the package asks a mode for its
-    attributes, and never for its name. By default, a step waits until the servers have made its
-    updates, and the next step uses the new values.
+    All differences between the modes are here; the rest of the package uses a mode's attributes,
+    and never its name. By default, a step waits until the servers have made its updates, and the
+    next step uses the new values.
 
     Args:
       servers: the servers of the job.
 
     Attributes:
-      in_step: whether all workers take the same steps together. If not, no worker may wait for
-        another one in a step, so the strategy's own collectives are those of a single worker.
+      in_step: whether all workers take the same steps together. If not, workers must not wait for
+        each other in a step, so the strategy's own collectives are those of a single worker.
       has_local_optimizer: whether each worker updates its copies of the variables with an
         optimizer of its own, and the servers only add up the workers' progress.
       settings: the names of the options that apply to this mode alone, which are also keyword
@@ -47,7 +47,7 @@ class Mode:
         self._servers = servers
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
-        """Takes a step's updates; returns the next step's values, or None to keep the present."""
+        """Takes a step's updates; returns the values for the next step, or None to keep them."""
         return self._collect(lambda server: program.push_and_pull(push, server))
 
     def exchange(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
@@ -63,7 +63,7 @@ class Mode:
         """Waits until all updates have been sent; by default, none is pending after a step."""
 
     def forget_pulled(self) -> None:
-        """Drops pulled values that no step has used yet, because they are outdated.
+        """Discards pulled values that no step has used yet, because they are outdated.
 
         By default there are none: the step that pulls values also uses them.
         """

@@ -20,12 +20,12 @@ class Sync(Mode):
     the next one sends them.
 
     [Note: who sends the update]
-    Exactly one worker must send, and nobody is asked who it is. Each worker computes it from the
-    workers that were present at the last barrier of this server, which the barrier told all of
-    them alike. If the sender has ended since, it is missing at the next barrier; then nobody has
-    sent the update, all workers know it, and all try again with the next sender. A worker that
-    is killed instead is never missing, because only a worker that ends by itself sets its state
-    to LEFT: the others wait for it until the watchdog or the launcher ends them.
+    Exactly one worker must send, and workers do not communicate to find out which. Each computes it
+    from the set of workers that were present at the last barrier of this server, which is the same
+    on all of them. If the sender has ended since, it is missing at the next barrier. Then the
+    update has not been sent, all workers know this, and all try again with the next sender. A
+    worker that is killed instead is never missing, because only a worker that ends by itself sets
+    its state to LEFT: the others wait for it until the watchdog or the launcher ends them.
 
     Staleness: none.
 
@@ -60,8 +60,8 @@ class Sync(Mode):
     def _barrier(self, server: ServerConnection, program: StepProgram, sends: bool) -> Barrier:
         """Returns the barrier that all workers pass when a server has been updated.
 
-        The worker that sends the updates arrives when they are applied, and all workers get the new
-        values, in one call each.
+        The worker that sends the updates arrives once they are applied, and all workers get the new
+        values. This takes a single call per worker.
         """
         size = self._servers.size
 

@@ -146,7 +146,7 @@ def test_input_that_is_not_observed_is_said(tmp_path):
 
 
 def test_the_number_of_steps_is_checked():
-    with pytest.raises(ValueError, match="max_steps must be a whole number from 1. Received: 0"):
+    with pytest.raises(ValueError, match="max_steps must be an integer >= 1. Received: 0"):
         StepTimeline("steps.json", max_steps=0)
 
 

@@ -56,7 +56,7 @@ def test_options_of_tensorflows_collectives_choose_them(asked):
     options = CommunicationOptions(**asked)
     for communication in ("auto", "shared_memory"):
         backend, reason = selection._resolve_network(communication, "CPU:0", options)
-        assert (backend.name, reason) == ("tensorflow", "as communication_options ask for")
+        assert (backend.name, reason) == ("tensorflow", "as requested by communication_options")
     assert selection._resolve_network("horovod", "CPU:0", options)[0].name == "horovod"
 
 
@@ -100,7 +100,7 @@ def test_the_argument_of_the_experimental_class_is_an_implementation(arguments, 
 
 def test_an_implementation_is_given_once():
     options = CommunicationOptions(timeout_seconds=9.0, implementation=Implementation.NCCL)
-    with pytest.raises(ValueError, match="must be given once. Received: .*RING, .*NCCL"):
+    with pytest.raises(ValueError, match="must be given only once. Received: .*RING, .*NCCL"):
         with_implementation(Implementation.RING, options, None)
     _, found, _ = with_implementation(Implementation.NCCL, options, None)
     assert (found.timeout_seconds, found.implementation) == (9.0, Implementation.NCCL)
@@ -171,7 +171,7 @@ def test_packs_are_buckets():
         50, dense_below=1
     )
     assert with_bucket_bytes(ReductionOptions(50), fifty).bucket_bytes == 50
-    with pytest.raises(ValueError, match="bytes_per_pack=50 and bucket_bytes=7. Leave out one"):
+    with pytest.raises(ValueError, match="bytes_per_pack=50 and bucket_bytes=7. Omit one of them"):
         with_bucket_bytes(ReductionOptions(7), fifty)
 
 

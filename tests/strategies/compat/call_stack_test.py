@@ -7,7 +7,7 @@ import pytest
 
 from strategies.compat import keras as _keras
 from strategies.compat import keras_losses
-from strategies.compat.call_stack import innermost
+from strategies.compat.call_stack import innermost_self
 
 
 class Data:
@@ -17,8 +17,8 @@ class Data:
 @pytest.mark.parametrize(
     "look",
     [
-        lambda: innermost(lambda found: False),
-        lambda: innermost(lambda found: found is not None),
+        lambda: innermost_self(lambda found: False),
+        lambda: innermost_self(lambda found: found is not None),
         _keras.running_method,
         _keras.running_call,
         _keras.gradient_in_update,

@@ -36,9 +36,9 @@ def test_the_first_worker_says_what_was_chosen(capsys, worker, devices, expected
         (SharedMemoryCollectives, "shared memory (all workers are on this host)"),
         (
             HierarchicalCollectives,
-            "shared memory on each host, and between hosts Horovod (as asked for)",
+            "shared memory on each host, and between hosts Horovod (as requested)",
         ),
-        (FakeWorker, "Horovod (as asked for)"),
+        (FakeWorker, "Horovod (as requested)"),
     ],
 )
 def test_the_choice_has_its_reason(used, expected):

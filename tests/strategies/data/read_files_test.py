@@ -222,7 +222,9 @@ def test_fewer_files_than_workers_is_said_with_their_names(tmp_path, monkeypatch
     )
     assert shard_unit(names, "auto", with_steps(1, 2)) == "rows"
     assert text(examples_of(names, with_steps(1, 2), shard="rows")) == ["0:1", "0:3"]
-    assert len(said) == 1 and f"reads all of {names[0]} and keeps one example in 2" in said[0]
+    assert (
+        len(said) == 1 and f"reads all of {names[0]} and keeps one of every 2 examples" in said[0]
+    )
     assert shard_unit(names, "rows", with_steps(1, 2)) == "rows"
     assert shard_unit(names, "auto", with_steps(0, 1)) == "files"
     assert len(said) == 1
@@ -243,10 +245,10 @@ def test_names_and_patterns(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be a whole number from 1. Received: 0"),
-        ({"readers": 0}, "readers must be a whole number from 1"),
-        ({"shuffle": True}, "shuffle must be a whole number from 0. Received: True"),
-        ({"steps": 0}, "steps must be a whole number from 1. Received: 0"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1. Received: 0"),
+        ({"readers": 0}, "readers must be an integer >= 1"),
+        ({"shuffle": True}, "shuffle must be an integer >= 0. Received: True"),
+        ({"steps": 0}, "steps must be an integer >= 1. Received: 0"),
         ({"shard": "file"}, "shard must be one of 'auto', 'files', 'rows'. Received: 'file'"),
         ({"uneven": "drop"}, "uneven must be one of 'empty', 'resample', 'cut'. Received: 'drop'"),
         (

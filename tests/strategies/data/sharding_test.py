@@ -163,7 +163,9 @@ def test_equal_and_endless_data_stay_as_they_are():
     endless = dataset.repeat()
     infinite = tf.data.INFINITE_CARDINALITY
     assert equal_steps(endless, with_steps(0, 2, [infinite, infinite])) is endless
-    with pytest.raises(ValueError, match=r"infinite one on worker 1, .* steps by rank: \[2, -1\]"):
+    with pytest.raises(
+        ValueError, match=r"infinite dataset on worker 1, .* steps by rank: \[2, -1\]"
+    ):
         equal_steps(dataset, with_steps(0, 2, [2, infinite]))
 
 

@@ -15,7 +15,7 @@ def look(thread):
     return ""
 
 progress.where = look
-progress.tell_progress()
+progress.start_progress_reports()
 begun.wait()
 """
 

@@ -311,7 +311,7 @@ def test_without_the_store_the_others_are_silent(monkeypatch):
 
 def test_who_has_ended_is_missed_only_where_it_is_waited_for(store):
     ends = []
-    waiting = watchdog(store, 0, ends, misses_ended=False)
+    waiting = watchdog(store, 0, ends, needs_all=False)
     watchdog(store, 1, [])._publish(State(ended=True))
     waiting.check_peers(STEP)
     assert not ends

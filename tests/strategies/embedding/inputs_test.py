@@ -132,10 +132,10 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
     ("make", "message"),
     [
         (lambda: DistributedEmbedding(), "and features must be given. Received: neither"),
-        (lambda: DistributedEmbedding(0), "output_dim must be a whole number from 1. Received: 0"),
+        (lambda: DistributedEmbedding(0), "output_dim must be an integer >= 1. Received: 0"),
         (lambda: DistributedEmbedding(2, combiner="max"), "combiner must be one of .* 'max'"),
         (lambda: DistributedEmbedding(2, unseen="nan"), "unseen must be one of .* Received: 'nan'"),
-        (lambda: DistributedEmbedding(2, seed=0.5), "seed must be a whole number. Received: 0.5"),
+        (lambda: DistributedEmbedding(2, seed=0.5), "seed must be an integer. Received: 0.5"),
         (lambda: DistributedEmbedding(features={}), "cannot be empty. Received: no feature"),
         (lambda: DistributedEmbedding(features={"a": 1}), "must be a FeatureConfig. Received: 1"),
         (
@@ -148,12 +148,12 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
             ),
             "RandomNormal with seed=5. Pass the seed to the layer",
         ),
-        (lambda: Admission(0), "count must be a whole number from 1. Received: 0"),
+        (lambda: Admission(0), "count must be an integer >= 1. Received: 0"),
         (lambda: Eviction(), "requires an age, a count, or both. Received: neither"),
-        (lambda: DistributedEmbedding(2).rows(), "Received: a layer that was not called"),
+        (lambda: DistributedEmbedding(2).rows(), "Received: the layer .*, which is not built"),
         (
             lambda: DistributedEmbedding(2)(np.array([0.5])),
-            r"or whole numbers of float64 between -\d+ and \d+, .* Received: \[0.5\]. Make",
+            r"or whole numbers of float64 between -\d+ and \d+, .* Received: \[0.5\]. Create",
         ),
         (lambda: DistributedEmbedding(2)(tf.constant(["a"])), "integers. Received: string. Create"),
         (

@@ -248,7 +248,9 @@ def test_models_that_begin_with_float32():
     np.testing.assert_array_equal(other.predict(IDS, verbose=0), model.layers[0](IDS))
     assert model.layers[0].rows()[0].tolist() == IDS.ravel().tolist()
     for each in (model, other):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="a Sequential model without one"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="a Sequential model without a keras.Input"
+        ):
             each.predict(IDS + 2**24, verbose=0)
 
 

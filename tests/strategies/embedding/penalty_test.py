@@ -97,7 +97,7 @@ def test_only_training_is_penalized():
 
 @pytest.mark.parametrize("value", [-1e-5, "l2", True, float("nan"), float("inf")])
 def test_a_coefficient_must_be_a_number_from_0(value):
-    with pytest.raises(ValueError, match="l2 must be a finite number from 0. Received: "):
+    with pytest.raises(ValueError, match="l2 must be a finite number >= 0. Received: "):
         strategies.DistributedEmbedding(2, l2=value)
 
 

@@ -565,7 +565,7 @@ def test_the_bytes_between_workers_are_counted():
             f"{away * (24 + 8 * width)} bytes",
         ]  # fmt: skip
     assert first[1] == second[1]
-    assert "a hash of the id says which worker has its row" in first[1]
+    assert "a hash of the id selects the only worker that has its row" in first[1]
 
 
 @pytest.mark.in_turn
@@ -599,14 +599,14 @@ def test_a_step_is_one_of_all_replicas_however_often_it_looks_up(replicas):
 @pytest.mark.parametrize("memory", [None, 1024])
 def test_the_plan_of_one_worker_has_slot_variables_and_what_was_refused(memory):
     layer = layer_of(LocalCollectives(), 2, admission=Admission(2, memory=memory))
-    with pytest.raises(ValueError, match="Received: a layer that was not called"):
+    with pytest.raises(ValueError, match="Received: the layer .*, which is not built"):
         DistributedEmbedding(2).plan()
     step(layer, keras.optimizers.Adam(1.0), [1, 1, 2])
     text = layer.plan()
     held = 80 + (48 if memory is None else memory)
     assert "80 (momentum, velocity)" in text
     assert f"│ {held} bytes │ 0 bytes" in text or f"{held / 1024:.1f} KiB" in text
-    assert "host memory: one worker trains" in text
+    assert "host memory: a single worker trains" in text
     api = importlib.import_module("strategies.embedding.tf_keras_layer")
     assert api.DistributedEmbedding.plan is DistributedEmbedding.plan
 

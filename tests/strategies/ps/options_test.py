@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tf_keras
 
-from strategies.parameter_server import update_mode_of
+from strategies.parameter_server import create_update_mode
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.updates import VariableUpdate, check_applicable
@@ -58,7 +58,7 @@ def push(value):
 
 
 def update_mode(**settings):
-    return update_mode_of(ParameterServerOptions("async", **settings), OneServer())
+    return create_update_mode(ParameterServerOptions("async", **settings), OneServer())
 
 
 def steps(update_mode, program, numbers):
@@ -243,8 +243,8 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
         ({"compression": "int8"}, "Received: 'int8'"),
         ({"placement": "spread"}, "Received: 'spread'"),
         ({"min_slice_size": 0}, "Received: 0"),
-        ({"pull_every": 0}, "pull_every must be a whole number from 1. Received: 0"),
-        ({"geo_steps": True}, "geo_steps must be a whole number from 1. Received: True"),
+        ({"pull_every": 0}, "pull_every must be an integer >= 1. Received: 0"),
+        ({"geo_steps": True}, "geo_steps must be an integer >= 1. Received: True"),
         ({"max_merge": 2, "mode": "geo"}, "max_merge=2 with mode='geo'"),
         ({"geo_steps": 2}, "geo_steps can only be used with mode='geo'. Received: geo_steps=2"),
     ],

@@ -148,7 +148,7 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--quiet", "--verbose", "x"], "not allowed with"),
         (["build", "--port", "0"], "the port must be from 1 to 65535"),
         (["build", "--port", "65535", "--workers", "2"], "Use a lower --port"),
-        (["build", "--hosts", "a:1", "--workers", "2"], "2 for the 1 slots of a"),
+        (["build", "--hosts", "a:1", "--workers", "2"], "2 tasks for the 1 slots of a"),
         (["build", "--ps-hosts", "a"], "--ps-hosts requires parameter servers"),
         (["build", "--hostfile", "none"], "--hostfile must name a text file"),
         (["build", "--format", "xml"], "invalid choice: 'xml'"),
@@ -374,7 +374,10 @@ def test_exec_gives_the_roles_too_and_a_ps_task_is_a_server(step, tmp_path):
 def test_an_evaluator_is_dealt_no_gpus_of_a_host_that_nobody_knows(step, capsys):
     roles = ["--chief", "--evaluator"]
     assert main(["exec", *roles, "--gpus-per-worker", "1", "--", "true"]) == 2
-    assert "evaluator, which has no address, so it is unknown whose host" in capsys.readouterr().err
+    assert (
+        "evaluator: it has no address, so it is not known which tasks share its host"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_a_login_script_prints_behind_the_answer_is_said(tmp_path, capfd):
@@ -483,7 +486,7 @@ def test_a_dry_run_asks_no_host(capsys, tmp_path):
     hosts = ["--hosts", "no-such-host-a,no-such-host-b", "--ssh", "no-such-command"]
     assert main(["run", *hosts, "--dry-run", str(script)]) == 0
     captured = capsys.readouterr()
-    assert "no host is queried" in captured.err
+    assert "hosts are not queried" in captured.err
     lines = captured.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         f"worker {index} on no-such-host-{name}" for index, name in enumerate("ab")

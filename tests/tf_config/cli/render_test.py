@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_written_whole_is_not_left(tmp_path):
         text=True,
     )
     assert result.returncode == 2
-    assert "(File too large). Choose a directory in which you may write." in result.stderr
+    assert "(File too large). Choose a directory that you can write to." in result.stderr
     assert result.stderr.count("\n") == 1
     assert not path.exists()
 

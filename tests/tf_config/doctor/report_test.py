@@ -124,11 +124,15 @@ def test_python(python, expected, machine):
         (
             {},
             ["avx2"],
-            "-        oneDNN: TensorFlow leaves it off on this processor; try TF_ENABLE",
+            "-        oneDNN: disabled by default on this processor; try TF_ENABLE",
         ),
         ({}, [], "-        oneDNN: TensorFlow's default on this processor is unknown"),
         ({"TF_ENABLE_ONEDNN_OPTS": "1"}, ["avx2"], "ok       oneDNN (TF_ENABLE_ONEDNN_OPTS=1)"),
-        ({"TF_ENABLE_ONEDNN_OPTS": "0"}, ["amx_tile"], "-        oneDNN: off by TF_ENABLE_ONEDNN"),
+        (
+            {"TF_ENABLE_ONEDNN_OPTS": "0"},
+            ["amx_tile"],
+            "-        oneDNN: disabled by TF_ENABLE_ONEDNN",
+        ),
     ],
 )
 def test_onednn(environ, processor, expected, machine):

@@ -92,7 +92,7 @@ def test_slurm_jobs_and_steps_at_once_have_ports_of_their_own():
     [
         ({"SLURM_STEP_NODELIST": "n[9"}, "A node list must have Slurm's form"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "Received: 2 nodes"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID must be a whole number from 0. Received: 'x'"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID must be an integer >= 0. Received: 'x'"),
         ({"SLURM_PROCID": ""}, "must set SLURM_PROCID. Received: it is not set"),
         ({"SLURM_PROCID": "3"}, "'task' must be one of the tasks in 'cluster'. Received: worker 3"),
         ({"SLURM_NODEID": "0"}, "rank 1 on node '0', where node 1 was expected"),
@@ -171,7 +171,7 @@ def test_v2_has_a_port_of_its_own():
         ({"PADDLE_TRAINER_ID": "2"}, "number must be from 0 to 1. Received: 2"),
         ({"PADDLE_TRAINERS_NUM": ""}, "must set PADDLE_TRAINERS_NUM or PADDLE_INIT_NUM_GRADIENT"),
         ({"PADDLE_PORT": ""}, "must set PADDLE_PORT. Received: it is not set"),
-        ({"PADDLE_PORT": "1,2,3"}, "one for each server. Received: '1,2,3' for 2 servers"),
+        ({"PADDLE_PORT": "1,2,3"}, "one port for each server. Received: '1,2,3' for 2 servers"),
         ({"TRAINING_ROLE": "PSERVER", "POD_IP": "c"}, "Received: 'c' and '6174', of 'a:6174,b:"),
         ({"PADDLE_TRAINER_ENDPOINTS": "c:1"}, "must be the number of PADDLE_TRAINER_ENDPOINTS"),
     ],

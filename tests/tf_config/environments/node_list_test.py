@@ -73,5 +73,5 @@ def test_tasks_per_node(text, counts):
 
 @pytest.mark.parametrize("text", ["", "x", "4(x)", "4x2", "-1", "1(x99999999)"])
 def test_wrong_tasks_per_node(text):
-    with pytest.raises(ClusterConfigError, match="Tasks per node must be numbers"):
+    with pytest.raises(ClusterConfigError, match="Tasks per node must have Slurm's form"):
         parse_tasks_per_node(text)

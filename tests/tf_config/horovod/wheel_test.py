@@ -118,4 +118,4 @@ def test_what_is_missing_is_said_in_one_line(pip, monkeypatch, tmp_path, capsys)
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert main(["install-horovod", "--wheel"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "must be built for an installed TensorFlow. Received: none" in line
+    assert "must be built for an installed TensorFlow. Received: no TensorFlow" in line

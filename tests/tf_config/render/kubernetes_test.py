@@ -192,9 +192,9 @@ def test_the_first_line_says_how_to_end_what_does_not_end_by_itself():
     def first(roles):
         return KubernetesJob(roles, ("x",), "train", "image").manifest().splitlines()[0]
 
-    assert first(Roles(2)).startswith("# To delete everything")
-    assert "the ps tasks may go on" in first(Roles(2, 1))
-    assert "the ps and evaluator tasks may go on" in first(Roles(2, 1, evaluator=True))
+    assert first(Roles(2)).startswith("# Before you start the job again")
+    assert "The ps tasks may keep running" in first(Roles(2, 1))
+    assert "The ps and evaluator tasks may keep running" in first(Roles(2, 1, evaluator=True))
     for roles in (Roles(2), Roles(2, 1)):
         assert first(roles).endswith("kubectl delete -f FILE")
 

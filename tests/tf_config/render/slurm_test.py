@@ -135,7 +135,7 @@ def test_slurms_ways_to_write_a_time(time):
         ({"memory": "4Gi"}, "Memory must be a number, with an optional unit"),
         ({"program": ()}, "A program must be given"),
         ({"program": ("",)}, "A program must be given"),
-        ({"program": ("x", ":", "y")}, "cannot contain ':' alone"),
+        ({"program": ("x", ":", "y")}, "cannot be ':'"),
         ({"program": ("x", "\udcff")}, "must be text in UTF-8"),
     ],
 )
@@ -187,8 +187,8 @@ def test_another_log_may_be_named(option):
         ({"gres": "gpu 1"}, "Generic resources of a node"),
         ({"tasks_per_node": 3}, "The number of tasks of a node must be from 1 to 2"),
         ({"nodes": 1, "tasks_per_node": 1}, "2 tasks, 1 nodes with 1 each"),
-        ({"setup": ("a\nb",)}, "A command of the shell must be one line"),
-        ({"setup": ("",)}, "A command of the shell must be one line"),
+        ({"setup": ("a\nb",)}, "A shell command must be one line"),
+        ({"setup": ("",)}, "A shell command must be one line"),
         (
             {"directives": ("exclusive",)},
             "An option of sbatch must begin with '-', and must be one line",

@@ -92,8 +92,10 @@ def test_a_task_that_never_comes_is_named_by_all(url):
     for rank in (0, 2):
         meeting.come(Roles(3), rank)
     for result in meeting.end().values():
-        assert "within 6 s. Received: still waiting for worker 1 (2 of 3 are here)" in str(result)
-    assert meeting.notes[0] == ["waiting for worker 1 (2 of 3 are here)"]
+        assert "within 6 s. Received: still waiting for worker 1 (2 of 3 have connected)" in str(
+            result
+        )
+    assert meeting.notes[0] == ["waiting for worker 1 (2 of 3 have connected)"]
 
 
 def test_a_first_task_that_never_comes_is_said_so(url):
@@ -145,14 +147,15 @@ def test_two_processes_that_say_they_are_the_same_task(url):
         meeting.come(Roles(3), 1, name)
     errors = [str(result) for result in meeting.end().values()]
     assert len(errors) == 3
-    assert any("Received: two as worker 1" in error for error in errors)
+    assert any("Received: two processes for worker 1" in error for error in errors)
 
 
 def test_processes_that_were_told_different_tasks(url):
     meeting = RendezvousConfig(url)
     meeting.come(Roles(2), 0)
     meeting.come(Roles(3), 1)
-    received = "started with the same tasks. Received: 2 ('worker 0, worker 1') on the first, 3"
+    rule = "All processes of a job must be started with the same tasks."
+    received = f"{rule} Received: 2 ('worker 0, worker 1') in the first process, 3"
     errors = [str(error) for error in meeting.end().values()]
     assert all(received in error for error in errors), errors
 
@@ -186,10 +189,10 @@ def test_the_first_task_elsewhere_or_a_taken_port_is_said():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = RendezvousConfig(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         meeting.come(Roles(1), 0)
-        assert "Choose another port" in str(meeting.end()[0])
+        assert "choose another port" in str(meeting.end()[0])
     meeting = RendezvousConfig("tcp://203.0.113.1:2222")
     meeting.come(Roles(1), 0)
-    assert "Name the host that the first task runs on" in str(meeting.end()[0])
+    assert "must be that of the host that the first task runs on" in str(meeting.end()[0])
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):

@@ -182,12 +182,12 @@ def test_what_tensorflow_writes_is_split_and_read_by_tensorflow(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x", tfrecord(b"a") + b"\2" + tfrecord(b"b")[1:], "which has none at byte 17"),
-        ("x", tfrecord(b"a") + tfrecord(b"b")[:-1], "whose record from byte 17 on is cut off"),
-        ("x", tfrecord(b"a") * 2 + b"\0" * 5, "whose record from byte 34 on is cut off"),
-        ("x", tfrecord(b"")[:12], "whose record from byte 0 on is cut off"),
-        ("x.tfrecord", b"some text\nin lines\n", "which has none at byte 0"),
-        ("x.tfrecords-00000-of-00002", b"\0" * 20, "which has none at byte 0"),
+        ("x", tfrecord(b"a") + b"\2" + tfrecord(b"b")[1:], "which has neither at byte 17"),
+        ("x", tfrecord(b"a") + tfrecord(b"b")[:-1], "whose record at byte 17 is truncated"),
+        ("x", tfrecord(b"a") * 2 + b"\0" * 5, "whose record at byte 34 is truncated"),
+        ("x", tfrecord(b"")[:12], "whose record at byte 0 is truncated"),
+        ("x.tfrecord", b"some text\nin lines\n", "which has neither at byte 0"),
+        ("x.tfrecords-00000-of-00002", b"\0" * 20, "which has neither at byte 0"),
         ("x", "abc\n".encode("utf-16"), "which contains zero bytes"),
         ("x.gz", b"a\nb\n", "Not a gzipped file"),
         (
@@ -222,11 +222,11 @@ def test_the_format_that_is_said_is_the_one_that_is_read(tmp_path, capsys):
     [
         (
             tfrecord(b"a"),
-            "'a', which is text, not compressed, and 'b', which is tfrecord, not compressed",
+            "'a' (text, not compressed) and 'b' (tfrecord, not compressed)",
         ),
         (
             gzip.compress(b"1\n", mtime=0),
-            "which is text, not compressed, and 'b', which is text, compressed",
+            "(text, not compressed) and 'b' (text, compressed)",
         ),
     ],
 )
@@ -334,7 +334,7 @@ def test_a_disk_without_room_is_one_line_and_leaves_nothing(packed, tmp_path):
         resource.RLIMIT_FSIZE, 100_000, path, "--shards", 2, "--output-dir", tmp_path / "out"
     )
     assert result.returncode == 2
-    assert "(File too large). Nothing was left there." in result.stderr
+    assert "(File too large). No files were left there." in result.stderr
     assert result.stderr.count("\n") == 1
     assert names(tmp_path) == ["train.txt"]
 

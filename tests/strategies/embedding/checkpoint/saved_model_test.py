@@ -209,7 +209,7 @@ def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
     [
         ({}, "Received: .*, which contains neither"),
         ({"keys.npy": [1]}, "'keys.npy' without 'values.npy'"),
-        ({"keys.npy": [1, 1], "values.npy": [[1.0, 2.0]] * 2}, "1 of them different"),
+        ({"keys.npy": [1, 1], "values.npy": [[1.0, 2.0]] * 2}, "1 of them distinct"),
         ({"keys.npy": [0.5], "values.npy": [[1.0, 2.0]]}, "Received: float64"),
         ({"keys.npy": [1], "values.npy": [[1.0, 2.0, 3.0]]}, "shape .1, 3. for 1 keys"),
         ({"part-00000-of-00002-keys.npy": [1]}, "All parts of an export must be"),

@@ -100,7 +100,7 @@ def test_without_servers_a_dataset_is_as_it_was():
     [
         (np.zeros(3), "ours", 1, TypeError, "come from a tf.data.Dataset. Received: ndarray"),
         ("batches", tf.keras.layers.Embedding(2, 3), 1, TypeError, "Received: Embedding"),
-        ("batches", "ours", 0, ValueError, "steps must be a whole number from 1. Received: 0"),
+        ("batches", "ours", 0, ValueError, "steps must be an integer >= 1. Received: 0"),
         ("batches", "ours", True, ValueError, "Received: True"),
     ],
 )
