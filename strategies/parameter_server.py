@@ -16,6 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.selection import resolve_communication
 from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import Session
@@ -165,15 +166,16 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         if update_mode.in_step:
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         workers: Collectives = LocalCollectives()
+        calls = OrderedCalls()
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
         if servers.size > 1:
-            on_servers = ServerCollectives(servers)
+            on_servers = ServerCollectives(servers, calls=calls)
             workers = WatchedCollectives(on_servers, servers.operations)
         registry = VariableRegistry(servers, placement, timeout)
         resolver = resolver_of(config) if cluster_resolver is None else cluster_resolver
         extended = ParameterServerExtended(
             self, workers, devices, ReductionOptions(), resolver, servers, registry, update_mode,
-            wire=_WIRE_DTYPES[options.compression],
+            calls, wire=_WIRE_DTYPES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
         _created_ranks.append(servers.rank)

@@ -15,7 +15,10 @@ from strategies.utils.devices import HOST
 class OrderedCalls:
     """Calls Python functions from graphs in program order, also across steps.
 
-    A call blocks a TensorFlow thread until it returns.
+    A call blocks a TensorFlow thread until it returns, and there may be only one such thread. So
+    calls in a step that wait for other workers must share one object: with two, and no dependency
+    between their calls, a worker could wait in a call of the first, and another worker in a call of
+    the second, forever.
     """
 
     def __init__(self) -> None:

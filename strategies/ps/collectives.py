@@ -44,6 +44,8 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         training steps.
       connections: connections to the servers, by number, for collectives only; None opens them.
       host: the host of all workers, whose memory they share; None if they share none.
+      calls: orders the operations, if others must be in one order with them; None orders them
+        among themselves.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         stream: str = "0",
         connections: Sequence[ServerConnection] | None = None,
         host: Host | None = None,
+        calls: OrderedCalls | None = None,
     ):
         super().__init__()
         self.rank = servers.rank
@@ -62,7 +65,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         self._connections = tuple(connections)
         self._stream = stream
         self._stream_numbers = itertools.count()
-        self._calls = OrderedCalls()
+        self._calls = calls or OrderedCalls()
         self._host = host
         self._channel = None if host is None else host.new_channel()
 

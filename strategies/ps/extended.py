@@ -85,6 +85,8 @@ class ParameterServerExtended(ReplicatedExtended):
       servers: the servers that hold the variables.
       registry: the registry of the variables on the servers.
       update_mode: when updates are sent, and which values the worker's next step uses.
+      calls: orders the requests to the servers, together with the operations of `workers`; see
+        `OrderedCalls`.
       wire: the dtype in which float32 values are sent to the servers.
     """
 
@@ -98,6 +100,7 @@ class ParameterServerExtended(ReplicatedExtended):
         servers: ServerGroup,
         registry: VariableRegistry,
         update_mode: Mode,
+        calls: OrderedCalls,
         wire: tf.DType = tf.float32,
     ):
         collectives = workers if update_mode.in_step else LocalCollectives()
@@ -108,7 +111,7 @@ class ParameterServerExtended(ReplicatedExtended):
         self.registry = registry
         self.update_mode = update_mode
         self._wire = wire
-        self._calls = OrderedCalls()
+        self._calls = calls
         self._spans = SpanStream(EXCHANGE, self.in_step)
         self._running = 0
         self._updates: list[VariableUpdate] = []

@@ -59,6 +59,12 @@ def test_workers_of_different_epochs_save_and_end_together(train, mode):
     train("servers_epochs.py", mode, workers=2, ps=1, timeout=200)
 
 
+def test_one_thread_of_tensorflow_is_enough(forked):
+    arguments = "--workers", 2, "--ps", 1, "--threads-per-worker", 1, "--step-timeout", 100
+    code, output = forked.run(*arguments, PROGRAMS / "one_thread.py", timeout=200)
+    assert code == 0 and output.count("] loss ") == 2, output
+
+
 @slow
 def test_a_chief_is_the_first_worker(forked):
     script = PROGRAMS / "servers_early.py"
