@@ -165,6 +165,26 @@ def test_every_public_name_is_in_the_reference():
                 assert f"::: {package}.{name}\n" in shown, f"{package}.{name}"
 
 
+def test_the_readme_says_what_each_reader_looks_for():
+    """Those of recommenders and of clusters have their lines; what there is not is said."""
+    text = (ROOT / "README.md").read_text()
+    diff = text[: text.index("## ")].partition("```diff\n")[2].partition("```")[0]
+    assert [line[0] for line in diff.splitlines()] == ["-", "+"]
+    script, embedding = blocks(ROOT / "README.md", "python")
+    assert len(embedding.text.splitlines()) <= 6
+    assert "DistributedEmbedding" in embedding.text and "DistributedEmbedding" not in script.text
+    for part in (
+        "(examples/ctr_dnn.py)",
+        "(examples/two_tower.py)",
+        "`tf-config plan`",
+        "\ntf-config render slurm ",
+        "\nsbatch ",
+        "\n## What it runs on\n",
+        "\n## What this does not do\n",
+    ):
+        assert part in text, part
+
+
 def test_the_readme_is_short_and_the_pages_name_no_machine():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     for page in PAGES:
@@ -180,8 +200,7 @@ def test_the_readme_is_short_and_the_pages_name_no_machine():
     ],
 )
 def test_the_script_of_the_readme(cluster, forked):
-    (block,) = blocks(ROOT / "README.md", "python")
-    script = forked.script(block.text, "train.py")
+    script = forked.script(program(ROOT / "README.md"), "train.py")
     if cluster:
         code, output = forked.run(*cluster.split(), script)
     else:
