@@ -1,8 +1,10 @@
 """What becomes of the pages in the site, without building it: 'make docs' does, strictly."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+from docs_hooks import on_page_content, on_page_markdown
 from doctest_fences import fence_doctests
 from flowchart import svg
 
@@ -65,3 +67,21 @@ def test_doctests_keep_their_lines_and_their_indentation():
         "```pycon\n>>> 2\n2\n```"
     )
     assert fence_doctests("No test: a >> b") == "No test: a >> b"
+
+
+def test_links_go_where_the_site_has_the_pages_and_say_their_titles():
+    def of(name, text):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
+        return on_page_markdown(text, page)
+
+    assert of("README.md", "[a](examples/ctr_dnn.py)") == "[a](examples.md#ctr_dnnpy)"
+    assert of("README.md", "[data.md](docs/data.md#x)") == "[Data](data.md#x)"
+    assert of("data.md", "[BUILD.md](../BUILD.md)") == "[Building Horovod](BUILD.md)"
+    assert of("launching/ssh.md", "[its rows](../embedding.md)") == "[its rows](../embedding.md)"
+
+
+def test_the_names_of_classes_in_tables_can_be_broken():
+    assert on_page_content("<td><code>MirroredStrategy</code> TensorFlow</td>") == (
+        "<td><code>Mirrored<wbr>Strategy</code> TensorFlow</td>"
+    )
+    assert on_page_content("<p><code>MirroredStrategy</code></p>").count("<wbr>") == 0

@@ -46,6 +46,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown,
         flags=re.S | re.M,
     )
+    here = ROOT if page.file.src_uri in PAGES else (ROOT / "docs" / page.file.src_uri).parent
+    markdown = re.sub(
+        r"\[[\w/.]+\.md\](?=\(([\w/.]+\.md)(#[\w-]*)?\))",
+        lambda match: f"[{title_of(here / match[1])}]",
+        markdown,
+    )
+    if page.file.src_uri == "README.md":
+        page.meta["hide"] = ["navigation"]  # there is nothing beside it: the tabs have the rest
     if page.file.src_uri in PAGES:
         # The site has no scripts, but a section on each.
         markdown = re.sub(r"\]\(examples/(\w+)\.py\)", r"](examples.md#\1py)", markdown)
@@ -54,6 +62,25 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace(COMMANDS_PLACE, "\n\n".join(help_of_commands()))
     names = "|".join(map(re.escape, PAGES))
     return re.sub(rf"\]\(((?:\.\./)*)\.\./({names})", r"](\1\2", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lets a browser break the names of classes in tables between their words."""
+    return re.sub(
+        r"<t[hd]>.*?</t[hd]>",
+        lambda cell: re.sub(r"<code>[^<]*</code>", _with_breaks, cell[0]),
+        html,
+        flags=re.S,
+    )
+
+
+def _with_breaks(code: re.Match[str]) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "<wbr>", code[0])
+
+
+def title_of(page: Path) -> str:
+    """Returns what a page is called on the site, where a file's name says little."""
+    return page.read_text().partition("\n")[0].removeprefix("# ")
 
 
 def help_of_commands() -> Iterator[str]:

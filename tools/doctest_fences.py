@@ -9,15 +9,8 @@ def fence_doctests(docstring: str) -> str:
     To Markdown, `>>> a` is a quotation in a quotation in a quotation, and what it prints belongs to
     the same paragraph. A doctest ends, as in Python, before the next blank line.
 
-    >>> print(fence_doctests("A sum:\n\n>>> 1 + 1\n2\n\nAnd so on."))
-    A sum:
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    And so on.
+    >>> fence_doctests("A sum:\n\n>>> 1 + 1\n2").splitlines()
+    ['A sum:', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
     lines: list[str] = []
     indent: str | None = None  # of the doctest that the line is in; None outside

@@ -11,7 +11,7 @@ import re
 from itertools import pairwise
 
 _NODE = r'(\w+)(?:\["([^"]*)"\])?'
-_HEIGHT, _GAP, _MARGIN = 56, 30, 8  # of a box, between boxes, around all of them
+_HEIGHT, _GAP, _MARGIN = 46, 22, 8  # of a box, between boxes, around all of them
 _CHARACTER = 7.4  # width of one, on average, in the font below
 
 
@@ -79,7 +79,7 @@ def _draw(levels: list[list[str]], texts: dict[str, str], edges: list[tuple[str,
             first, *second = lines[name]
             middle = y + _HEIGHT / 2
             drawn.append(_text(x + box / 2, middle - 4 if second else middle + 5, first, "name"))
-            drawn += [_text(x + box / 2, middle + 16, line, "role") for line in second]
+            drawn += [_text(x + box / 2, middle + 14, line, "role") for line in second]
     for start, end in edges:
         (x1, y1), (x2, y2) = place[start], place[end]
         down = y2 > y1
