@@ -109,6 +109,16 @@ def test_every_link_resolves(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_sentence_does_not_go_on_with_a_number_at_the_start_of_a_line(page):
+    """In Markdown, "gets\\n32. A last batch" is the beginning of a list."""
+    expected = {1}
+    for line in prose(page).splitlines():
+        if number := re.match(r"\s*(\d+)[.)] ", line):
+            assert int(number[1]) in expected, line
+            expected = {1, int(number[1]) + 1}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_names_in_a_page_are_there(page):
     """What a page calls `strategies.something` is that, and so are options of tf-config."""
     for name in set(re.findall(r"\bstrategies((?:\.[A-Za-z]\w*)+)", page.read_text())):
