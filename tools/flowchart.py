@@ -97,4 +97,4 @@ def _draw(levels: list[list[str]], texts: dict[str, str], edges: list[tuple[str,
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{html.escape(text)}</text>'
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{html.escape(text, quote=False)}</text>'
