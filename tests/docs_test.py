@@ -109,6 +109,16 @@ def test_every_link_resolves(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_sentence_does_not_go_on_with_a_number_at_the_start_of_a_line(page):
+    """In Markdown, "gets\\n32. A last batch" is the beginning of a list."""
+    expected = {1}
+    for line in prose(page).splitlines():
+        if number := re.match(r"\s*(\d+)[.)] ", line):
+            assert int(number[1]) in expected, line
+            expected = {1, int(number[1]) + 1}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_names_in_a_page_are_there(page):
     """What a page calls `strategies.something` is that, and so are options of tf-config."""
     for name in set(re.findall(r"\bstrategies((?:\.[A-Za-z]\w*)+)", page.read_text())):
@@ -165,6 +175,26 @@ def test_every_public_name_is_in_the_reference():
                 assert f"::: {package}.{name}\n" in shown, f"{package}.{name}"
 
 
+def test_the_readme_says_what_each_reader_looks_for():
+    """Those of recommenders and of clusters have their lines; what there is not is said."""
+    text = (ROOT / "README.md").read_text()
+    diff = text[: text.index("## ")].partition("```diff\n")[2].partition("```")[0]
+    assert [line[0] for line in diff.splitlines()] == ["-", "+"]
+    script, embedding = blocks(ROOT / "README.md", "python")
+    assert len(embedding.text.splitlines()) <= 6
+    assert "DistributedEmbedding" in embedding.text and "DistributedEmbedding" not in script.text
+    for part in (
+        "(examples/ctr_dnn.py)",
+        "(examples/two_tower.py)",
+        "`tf-config plan`",
+        "\ntf-config render slurm ",
+        "\nsbatch ",
+        "\n## What it runs on\n",
+        "\n## What this does not do\n",
+    ):
+        assert part in text, part
+
+
 def test_the_readme_is_short_and_the_pages_name_no_machine():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     for page in PAGES:
@@ -180,8 +210,7 @@ def test_the_readme_is_short_and_the_pages_name_no_machine():
     ],
 )
 def test_the_script_of_the_readme(cluster, forked):
-    (block,) = blocks(ROOT / "README.md", "python")
-    script = forked.script(block.text, "train.py")
+    script = forked.script(program(ROOT / "README.md"), "train.py")
     if cluster:
         code, output = forked.run(*cluster.split(), script)
     else:

@@ -151,9 +151,10 @@ class TFConfig:
     """One task's TF_CONFIG: the cluster and this task; validated on construction.
 
     >>> config = TFConfig.from_json(
-    ...     '{"cluster": {"worker": ["node1:2222"]}, "task": {"type": "worker", "index": "0"}}')
+    ...     '{"cluster": {"worker": ["a:2222"]}, "task": {"type": "worker", "index": "0"}}'
+    ... )
     >>> config.to_json()
-    '{"cluster": {"worker": ["node1:2222"]}, "task": {"type": "worker", "index": 0}}'
+    '{"cluster": {"worker": ["a:2222"]}, "task": {"type": "worker", "index": 0}}'
 
     Attributes:
       cluster: all tasks that train together.

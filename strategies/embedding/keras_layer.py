@@ -20,7 +20,8 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
 
     >>> import tensorflow as tf
     >>> layer = DistributedEmbedding(2, combiner="sum", embeddings_initializer="ones")
-    >>> layer(tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)).numpy().tolist()
+    >>> ids = tf.ragged.constant([[5, -5], [], [2**63 - 1]], dtype=tf.int64)
+    >>> layer(ids).numpy().tolist()
     [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
 
     * An id gets a row when it first occurs in training: in `fit`, or under a `tf.GradientTape`,

@@ -223,7 +223,9 @@ def plan_capacity(
     """Returns a plan of the memory, network traffic and tasks that embedding tables need.
 
     >>> tables = {"users": {"rows": 1e9, "width": 16, "zipf": 1.05}}
-    >>> plan = plan_capacity(tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32)
+    >>> plan = plan_capacity(
+    ...     tables, batch=4096, workers=4, optimizer="adagrad", memory_gib=32
+    ... )
     >>> plan.limit, plan.tasks_needed
     ('memory', 8)
 
