@@ -66,7 +66,7 @@ def test_the_back_ends_by_preference():
 
 @pytest.mark.parametrize(
     ("obstacle", "expected"),
-    [("", ("pigeons", "it is installed")), ("rain", ("tensorflow", "as communication_options"))],
+    [("", ("pigeons", "it is installed")), ("rain", ("tensorflow", "as requested by"))],
 )
 def test_a_back_end_that_registers_is_selected_where_nothing_is_in_its_way(
     monkeypatch, obstacle, expected
