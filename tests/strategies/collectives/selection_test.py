@@ -119,7 +119,7 @@ def test_nccl_between_cpus_is_refused():
     )
     options = CommunicationOptions(implementation=Implementation.NCCL)
     with pytest.raises(ValueError, match="NCCL cannot communicate between CPUs"):
-        selection.start(config, "auto", options, 1.0, "/device:CPU:0")
+        selection.connect_workers(config, "auto", options, 1.0, "/device:CPU:0")
 
 
 @pytest.mark.parametrize(
