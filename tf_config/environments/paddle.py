@@ -22,7 +22,7 @@ MARKERS = (
 )
 # The substitutes in this package, for the warnings.
 UNSUPPORTED = {
-    "CPU_NUM": "the strategy's argument num_replicas sets the number of replicas of a process",
+    "CPU_NUM": "pass num_replicas=N to the strategy for N replicas per process",
     "PADDLE_INIT_TRAINER_COUNT": (
         "on CPUs, a worker uses all of its cores, or as many as --threads-per-worker"
     ),

@@ -109,9 +109,8 @@ class SlurmJob:
         check_range("The number of tasks of a node", each, self._tasks)
         if self.nodes is not None and self.nodes * each < self._tasks:
             raise ClusterConfigError(
-                f"The nodes must be able to run all tasks. Received: {self._tasks} tasks on "
-                f"{self.nodes} nodes with {each} tasks each. Request more nodes, or more tasks per "
-                "node."
+                f"The nodes must be able to run all tasks. Received: {self._tasks} tasks, "
+                f"{self.nodes} nodes with {each} each. Request more nodes, or more tasks per node."
             )
 
     def _check_directive(self, directive: str) -> None:

@@ -66,7 +66,7 @@ def test_the_back_ends_by_preference():
 
 @pytest.mark.parametrize(
     ("obstacle", "expected"),
-    [("", ("pigeons", "it is installed")), ("rain", ("tensorflow", "as communication_options"))],
+    [("", ("pigeons", "it is installed")), ("rain", ("tensorflow", "as requested by"))],
 )
 def test_a_back_end_that_registers_is_selected_where_nothing_is_in_its_way(
     monkeypatch, obstacle, expected
@@ -119,7 +119,7 @@ def test_nccl_between_cpus_is_refused():
     )
     options = CommunicationOptions(implementation=Implementation.NCCL)
     with pytest.raises(ValueError, match="NCCL cannot communicate between CPUs"):
-        selection.start(config, "auto", options, 1.0, "/device:CPU:0")
+        selection.connect_workers(config, "auto", options, 1.0, "/device:CPU:0")
 
 
 @pytest.mark.parametrize(

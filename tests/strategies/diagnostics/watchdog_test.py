@@ -28,7 +28,7 @@ from strategies.diagnostics.watchdog import (
 from tests.support.fakes import FakeWorker
 from tf_config import Address, ClusterSpec, Task, local_cluster
 from tf_config.reachability import Reached
-from tf_config.rendezvous.http_store import HttpStore, StoreServer, ask
+from tf_config.rendezvous.http_store import HttpStore, StoreServer, send_request
 
 TASKS = [Task("worker", 0), Task("worker", 1)]
 SPEC = ClusterSpec.from_dict({"worker": ["127.0.0.1:1", "127.0.0.1:2"]})
@@ -447,7 +447,7 @@ def test_the_store_is_at_the_first_workers_address_alone(monkeypatch):
     at = store._address
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", at.port), 5)
-    assert ask(at, "GET", f"/{_SCOPE}/{TASKS[1].label}")[0] == 403
+    assert send_request(at, "GET", f"/{_SCOPE}/{TASKS[1].label}")[0] == 403
 
 
 def test_what_no_worker_wrote_says_nothing(monkeypatch):

@@ -195,7 +195,7 @@ def test_what_paddle_sets_and_nobody_reads_is_said():
 def test_a_step_of_one_task_of_a_job_on_several_nodes_is_remarked():
     environment = ENVIRONMENTS["slurm"]
     (warning,) = environment.warnings({"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NUM_NODES": "2"})
-    assert "this one has 1 task, and the allocation 2 nodes" in warning
+    assert "this one has 1 task, and the allocation has 2 nodes" in warning
     for tasks, nodes in (("2", "2"), ("1", "1")):
         alike = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_JOB_NUM_NODES": nodes}
         assert environment.warnings(alike) == []

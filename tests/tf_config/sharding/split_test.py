@@ -197,9 +197,9 @@ def test_what_tensorflow_writes_is_split_and_read_by_tensorflow(tmp_path):
         ),
         ("x.gz", gzip.compress(b"a\nb\n", mtime=0)[:-8] + b"12345678", "CRC check failed"),
         ("x.gz", gzip.compress(b"a\nb\n", mtime=0)[:10] + b"\xff" * 20, "invalid"),
-        ("x", b"", "Received: 0 for 2 shards"),
-        ("x.gz", gzip.compress(b"", mtime=0), "Received: 0 for 2 shards"),
-        ("x", b"one line", "Received: 1 for 2 shards"),
+        ("x", b"", "Received: 0 records for 2 shards"),
+        ("x.gz", gzip.compress(b"", mtime=0), "Received: 0 records for 2 shards"),
+        ("x", b"one line", "Received: 1 records for 2 shards"),
     ],
 )
 def test_an_input_that_cannot_be_split_leaves_nothing(name, content, message, tmp_path, capsys):
@@ -259,7 +259,7 @@ def test_wrong_arguments_are_one_line(lines, tmp_path, capsys):
         ([lines, "--shards", 2], "required: --output-dir"),
         ([lines, "--shards", 0, "--output-dir", out], "must be from 1 to 99999. Received: 0"),
         ([lines, "--shards", -1, "--output-dir", out], "0 or more, received '-1'"),
-        ([lines, "--shards", 11, "--output-dir", out], "Received: 10 for 11 shards"),
+        ([lines, "--shards", 11, "--output-dir", out], "Received: 10 records for 11 shards"),
         ([lines, "--shards", 2, "--output-dir", lines], "(Not a directory)"),
         ([lines, "--shards", 2, "--output-dir", lines / "out"], "(Not a directory)"),
         ([lines, "--shards", 2, "--output-dir", out, "--format", "csv"], "invalid choice"),
