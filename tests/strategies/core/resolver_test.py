@@ -39,7 +39,7 @@ def test_the_task_may_be_known_only_after_the_cluster_was_asked_for():
     [
         ("node1:2222", "Received: 'node1:2222'. Omit it to use TF_CONFIG"),
         (simple({"worker": ["a:1"]}), "task_type=None, task_id=None. Set both on the resolver"),
-        (simple({"worker": ["a:1"]}, task_type="worker", task_id=1), "the cluster has worker 0"),
+        (simple({"worker": ["a:1"]}, task_type="worker", task_id=1), "in the cluster: worker 0"),
         (simple({"worker": ["a:1", "a:1"]}, task_type="worker", task_id=0), "have its own address"),
         (simple({"worker": ["a:1"], "ps": ["b:1"]}, task_type="worker", task_id=0), "cannot use"),
     ],
