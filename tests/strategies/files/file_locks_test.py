@@ -76,7 +76,7 @@ def test_what_else_writes_is_known(other, tmp_path, monkeypatch, module, name, a
     callback = type(name, (), {"__module__": module, attribute: path})()
     monkeypatch.setattr(file_claims, "callbacks_of_running_fit", lambda: [callback])
     process, _ = other(path)
-    with pytest.raises(ValueError, match=re.escape(f"Received: {name} of {path!r}")) as raised:
+    with pytest.raises(ValueError, match=re.escape(f"Received: {name} with {path!r}")) as raised:
         file_claims.check_sole_writer(in_step=False)
     assert remedy in str(raised.value)
     process.stdin.close()
@@ -98,7 +98,7 @@ def test_what_else_writes_is_known(other, tmp_path, monkeypatch, module, name, a
 def test_a_file_of_two_workers_is_an_error(forked, api, mode, name):
     code, output = forked.run(*cluster(mode), script(forked, api, mode, name))
     assert code == 1, output
-    assert f"Received: {name} of '{forked.directory}/file.keras', which another process" in output
+    assert f"Received: {name} with '{forked.directory}/file.keras', which another process" in output
 
 
 @pytest.mark.slow
