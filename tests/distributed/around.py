@@ -162,7 +162,7 @@ def check_a_worker_that_cannot_write_does_not_leave_the_others_waiting():
     if rank == 0:
         open(place("file"), "w").close()
     kind = (OSError, tf.errors.OpError) if rank == 0 else RuntimeError
-    with raises(kind, "" if rank == 0 else "an error on worker 0. See its output"):
+    with raises(kind, "" if rank == 0 else "an error on worker 0. See that worker's output"):
         with strategies.writing(place("file/model.keras"), strategy):
             raise AssertionError("a file is no directory")
 
