@@ -273,13 +273,16 @@ class Checkpoint(Callback):
             saving, self._saving = self._saving, None
             try:
                 saving.finish_stage()
+                if saving.is_published:
+                    return
                 if saving.is_cut:
                     saving.publish()
                 else:
                     saving.cut(self._step, epoch, batch)
-                    self._saving, self._saved_step = saving, self._step
+                    self._saved_step = self._step
+                self._saving = saving
             finally:
-                if self._saving is None:  # it is published, or given up by an error
+                if self._saving is None or saving.is_published:  # or it is given up by an error
                     self._termination.release()
 
     def _restore(self, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:

@@ -57,7 +57,8 @@ class CheckpointSave:
     1. All rows are written, while training goes on; left out if there are none.
     2. `cut`, between two steps: the rows that have changed since and a copy of the other variables
        are taken. The checkpoint is of this step. They are written while training goes on.
-    3. `publish`, when all workers have written: the new checkpoint takes the place of the last one.
+    3. `publish`, when all workers have written: the new checkpoint takes the place of the last one,
+       whose files are removed while training goes on.
 
     All workers create it between the same two steps, and call its methods between the same two
     later steps.
@@ -69,6 +70,10 @@ class CheckpointSave:
       background: whether training goes on meanwhile. If not, each stage ends before the call does.
       is_divided: whether all workers have the same variables, so that each can write a part of
         them. If not, the first one writes its own.
+
+    Attributes:
+      is_cut: whether the checkpoint has a step.
+      is_published: whether it is the newest checkpoint.
     """
 
     def __init__(
@@ -79,7 +84,7 @@ class CheckpointSave:
         background: bool,
         is_divided: bool,
     ):
-        self.is_cut = False
+        self.is_cut = self.is_published = False
         self._path = path
         self._folder = path / _UNFINISHED
         self._model = model
@@ -202,6 +207,7 @@ class CheckpointSave:
 
     def publish(self) -> None:
         """Makes this the newest checkpoint, and removes the last one."""
+        self.is_published = True
         folder = self._path / self._latest["folder"]
         with self._all_writing(self._folder):
             for rows in self._rows:
@@ -212,11 +218,18 @@ class CheckpointSave:
                 self._folder.rename(folder)
                 # Last: this makes the folder the newest checkpoint.
                 write_json(self._path / _LATEST, self._latest)
+        if self._background:
+            # A file system may take a second to free the files of many rows.
+            self._task = BackgroundTask(lambda _: self._remove_others(folder), "checkpoint")
+            return
         with self._all_writing():
-            if self._collectives.rank == 0:
-                for other in self._path.glob("step-*"):
-                    if other != folder:
-                        remove(other)
+            self._remove_others(folder)
+
+    def _remove_others(self, folder: Path) -> None:
+        if self._collectives.rank == 0:
+            for other in self._path.glob("step-*"):
+                if other != folder:
+                    remove(other)
 
 
 def read(path: Path, model: Any) -> tuple[dict[str, Any], list[np.ndarray]] | None:
