@@ -90,10 +90,10 @@ class Checkpoint(Callback):
         if workers train in step.
 
     Raises:
-      ValueError: if `every_steps` is not a positive integer; when training begins, if `background`
-        is true and workers are not in step, if the checkpoint is damaged or belongs to another
-        model, if the model is one of tf_keras, or if an optimizer other than that of `compile`,
-        such as the second one of a GAN, is not built. No variable has been changed then.
+      ValueError: if an argument is invalid; when training begins, if `background` is true and
+        workers are not in step, if the checkpoint is damaged or belongs to another model, if the
+        model is one of tf_keras, or if an optimizer other than that of `compile`, such as the
+        second one of a GAN, is not built. No variable has been changed then.
       OSError: during training, if the worker cannot write a file; a `RuntimeError` on the others.
     """
 
@@ -105,6 +105,11 @@ class Checkpoint(Callback):
         background: bool | None = None,
     ):
         check_whole_number("every_steps", every_steps, 1)
+        if background not in (None, True, False):
+            raise ValueError(
+                f"background must be True, False or None. Received: {background!r}. Omit it to "
+                "write while training goes on, if workers train in step."
+            )
         self._path = Path(directory)
         self._every_steps = every_steps
         self._background = background
@@ -179,7 +184,7 @@ class Checkpoint(Callback):
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due and the epoch is known to continue."""
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
-        self._continue(self._epoch, batch)
+        self._advance(self._epoch, batch)
         if self._in_step and self._is_due() and (self.params or {}).get("steps"):
             self._save(self._epoch, batch)
 
@@ -194,7 +199,7 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due."""
-        self._continue(epoch + 1, 0)
+        self._advance(epoch + 1, 0)
         is_due, _ = self._any_and_all(self._is_due(), has_ended=False)
         if is_due:
             self._save(epoch + 1, 0)
@@ -202,7 +207,7 @@ class Checkpoint(Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Saves the final state; workers that are not in step wait until all have finished."""
         begin_at(self.model, 0)
-        self._continue(self._epoch + 1, 0, wait=True)
+        self._advance(self._epoch + 1, 0, wait=True)
         have_all_ended = False
         # Each turn is this worker's part in one exchange of a worker that still trains: that is in
         # its `on_epoch_end`, and saves with the others if a checkpoint is due.
@@ -211,7 +216,7 @@ class Checkpoint(Callback):
             is_due, have_all_ended = self._any_and_all(is_new, has_ended=True)
             if is_due:
                 self._save(self._epoch + 1, 0)
-                self._continue(self._epoch + 1, 0, wait=True)
+                self._advance(self._epoch + 1, 0, wait=True)
 
     def _any_and_all(self, is_due: bool, has_ended: bool) -> tuple[bool, bool]:
         """Returns whether a checkpoint is due on any worker, and whether all have ended training.
@@ -232,7 +237,7 @@ class Checkpoint(Callback):
 
     def _save(self, epoch: int, batch: int) -> None:
         """Saves a checkpoint of this step; in the background, begins to save one."""
-        self._continue(epoch, batch, wait=True)  # the previous one
+        self._advance(epoch, batch, wait=True)  # the previous one
         strategy = self.model.distribute_strategy
         collectives = collectives_of(strategy)
         if not self._in_step:
@@ -243,17 +248,18 @@ class Checkpoint(Callback):
         self._begun_step = self._step
         if self._in_step and self._saved_step == self._step:
             return  # the previous one was cut only now
-        self._termination = DelayedTermination(_TERMINATION_SECONDS)
         self._saving = CheckpointSave(
             self._path, self.model, collectives, self._in_background, is_divided=self._in_step
         )
+        # Not before, because nothing would release it if the above fails.
+        self._termination = DelayedTermination(_TERMINATION_SECONDS)
         self._poll = _Poll(collectives, self._step)
         # Without rows nothing is written before the cut. Without a known number of steps, training
         # can be resumed at the start of an epoch only, so the cut has to be at this one.
         cut = not self._saving.has_rows or not (self.params or {}).get("steps")
-        self._continue(epoch, batch, wait=not self._in_background, cut=cut)
+        self._advance(epoch, batch, wait=not self._in_background, cut=cut)
 
-    def _continue(self, epoch: int, batch: int, wait: bool = False, cut: bool = False) -> None:
+    def _advance(self, epoch: int, batch: int, wait: bool = False, cut: bool = False) -> None:
         """Takes the checkpoint that is being saved through the stages that all are ready for.
 
         Args:

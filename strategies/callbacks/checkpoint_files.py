@@ -33,6 +33,7 @@ from strategies.compat.keras import (
 from strategies.diagnostics.consistency import raise_on_all
 from strategies.embedding.checkpoint.background_save import BackgroundSave
 from strategies.embedding.layer import EmbeddingLayer
+from strategies.embedding.tables import Tables
 from strategies.files.atomic_files import (
     all_writing,
     read_json,
@@ -98,9 +99,7 @@ class CheckpointSave:
             if collectives.rank == 0:
                 remove(self._folder)  # left by a job that was killed while saving
                 self._folder.mkdir(parents=True)
-        # The tables of each layer; all are built, because the model trains.
-        tables = [layer.tables for layer in embeddings_of(model)]
-        self._tables = [each for each in tables if each is not None]
+        self._tables = _tables_of(model)
         if background:
             for number, each in enumerate(self._tables):
                 self._rows.append(each.begin_save(self._rows_of(number)))
@@ -170,18 +169,20 @@ class CheckpointSave:
         values = [tensorflow_variable(each).numpy() for each in variables]
         own = {number: values[number] for number in self._numbers_of_own(variables, values)}
         size = sum(value.nbytes for value in own.values())
-        if self._background and size > available_memory() // _SHARE_OF_MEMORY:
+        memory = available_memory() // _SHARE_OF_MEMORY
+        is_copied = self._background and size <= memory
+        if is_copied:
+            own = {number: np.array(value) for number, value in own.items()}
+        elif self._background:
             logging.warning(
                 "A checkpoint is written while training waits, because a copy of the variables "
                 "takes %d MiB, and of the memory that is available %d MiB may be used for it.",
-                size >> 20, available_memory() // _SHARE_OF_MEMORY >> 20,
+                size >> 20, memory >> 20,
             )  # fmt: skip
-        elif self._background:
-            own = {number: np.array(value) for number, value in own.items()}
-            self._task = BackgroundTask(lambda _: self._write(own), "checkpoint")
-            return
-        with self._all_writing(self._folder):
-            self._write(own)
+        self._task = BackgroundTask(lambda _: self._write(own), "checkpoint")
+        if not is_copied:
+            # No exchange here: the other workers may have the memory. `finish_stage` raises errors.
+            self._task.wait()
 
     def _write(self, own: Mapping[int, np.ndarray]) -> None:
         for rows in self._rows:
@@ -266,8 +267,8 @@ def read(path: Path, model: Any) -> tuple[dict[str, Any], list[np.ndarray]] | No
 def restore(path: Path, model: Any, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:
     """Sets the rows and the variables of a model to those that `read` returned."""
     # Rows first: all of them are checked before any is set, and the rest is checked already.
-    for number, layer in enumerate(embeddings_of(model)):
-        layer.load_rows(str(path / latest["folder"] / _ROWS.format(number)))
+    for number, tables in enumerate(_tables_of(model)):
+        tables.load(str(path / latest["folder"] / _ROWS.format(number)))
     for variable, array in zip(variables_of_checkpoint(model), arrays, strict=True):
         inner = tensorflow_variable(variable)
         if array.dtype.kind == "V":  # bfloat16, which NumPy does not know
@@ -284,9 +285,10 @@ def variables_of_checkpoint(model: Any) -> list[Any]:
     ]
 
 
-def embeddings_of(model: Any) -> list[EmbeddingLayer]:
-    """Returns the distributed embedding layers of a model."""
-    return [layer for layer in layers_of(model) if isinstance(layer, EmbeddingLayer)]
+def _tables_of(model: Any) -> list[Tables]:
+    """Returns the tables of each distributed embedding layer that the model calls."""
+    layers = [layer for layer in layers_of(model) if isinstance(layer, EmbeddingLayer)]
+    return [layer.tables for layer in layers if layer.tables is not None]
 
 
 def _name(variable: Any) -> str:

@@ -118,6 +118,13 @@ def test_an_error_of_the_thread_ends_training(tmp_path):
         train(tmp_path, Damage(), embedding=True)
 
 
+def test_a_worker_without_memory_for_a_copy_is_waited_for(forked, tmp_path):
+    arguments = "--step-timeout", 60, PROGRAMS / "little_memory.py", tmp_path
+    code, output = forked.run("--workers", 2, *arguments, timeout=200)
+    assert code == 0 and output.count("] passed") == 2, output
+    assert "[worker 1] WARNING:absl:A checkpoint is written while training waits" in output
+
+
 def test_sigterm_waits_for_the_checkpoint(forked):
     process = forked.popen([forked.python, str(PROGRAMS / "terminated.py"), str(forked.directory)])
     code, output = forked.finish(process, timeout=HANGING_SECONDS)
@@ -252,6 +259,11 @@ def test_another_models_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="of the same model"):
         model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0,
                   callbacks=[Checkpoint(tmp_path, every_steps=1)])  # fmt: skip
+
+
+def test_a_word_for_background_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be True, False or None. Received: 'no'"):
+        Checkpoint(tmp_path, every_steps=1, background="no")
 
 
 def test_tf_keras_is_refused(tmp_path):
