@@ -9,13 +9,13 @@ import json
 import shutil
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tiny_keras import clock
 
 import strategies
 
@@ -24,18 +24,6 @@ SHORT = "--short" in sys.argv
 ROWS, WIDTH, BATCH = (30_000 if SHORT else 3_000_000), 16, 1024
 STEPS, EVERY, WARM_UP = (30, 10, 5) if SHORT else (260, 50, 20)
 PIECE = 1 << 18
-
-
-class Clock(keras.callbacks.Callback):
-    """Notes when steps end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ends: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        float(logs["loss"])
-        self.ends.append(time.perf_counter())
 
 
 def main() -> None:
@@ -57,8 +45,8 @@ def main() -> None:
     random = np.random.default_rng(1)
     examples = random.integers(0, ROWS, [64 * BATCH, 1]), np.ones([64 * BATCH, 1], np.float32)
     data = tf.data.Dataset.from_tensor_slices(examples).batch(BATCH).repeat()
-    clock = Clock()
-    callbacks: list[Any] = [clock]
+    times = clock(keras)
+    callbacks: list[Any] = [times]
     directory = Path(DIRECTORY) / MODE
     if MODE != "none":
         callbacks.append(
@@ -67,7 +55,7 @@ def main() -> None:
             )
         )
     model.fit(data, steps_per_epoch=STEPS, callbacks=callbacks, verbose=0)
-    gaps = 1000 * np.diff(clock.ends[WARM_UP:])
+    gaps = 1000 * np.diff(times.ends[WARM_UP:])
     strategies.barrier(strategy)
     if rank == 0:
         shutil.rmtree(directory, ignore_errors=True)
