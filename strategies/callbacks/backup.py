@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.compat.keras import BACKUP_PATHS
-from strategies.files.atomic_files import sync_directory
+from strategies.files.atomic_files import flush_to_disk
 
 
 def replace_backups_atomically(callback: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,4 +63,4 @@ def _replace(last: str, new: str, double: bool) -> None:
     with open(new, "rb") as file:
         os.fsync(file.fileno())
     os.replace(new, last)
-    sync_directory(Path(last).parent)
+    flush_to_disk(Path(last).parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +29,8 @@ from strategies.compat.keras import (
     optimizers_of,
     running_fit,
 )
-from strategies.diagnostics.consistency import check_same_call, raise_on_all
+from strategies.data.iterator_position import IteratorPosition
+from strategies.diagnostics.consistency import check_same_call, raise_on_all, spec_text
 from strategies.utils.argument_checks import check_whole_number
 from strategies.utils.delayed_termination import DelayedTermination
 
@@ -37,6 +39,8 @@ from strategies.utils.delayed_termination import DelayedTermination
 _TERMINATION_SECONDS = 25.0
 # About how often workers ask one another whether they have written their parts of a checkpoint.
 _POLL_SECONDS = 0.1
+# The largest position in the data that is written again with each checkpoint.
+_POSITION_BYTES = 256 << 20
 
 
 class Checkpoint(Callback):
@@ -57,8 +61,20 @@ class Checkpoint(Callback):
         model.fit(dataset, epochs=3, callbacks=[
             strategies.callbacks.Checkpoint("checkpoints", every_steps=100)])
 
-    The data before that step are read again without training on them; the metrics of that epoch
-    cover only the steps after it. A checkpoint is either complete or absent: the previous one is
+    The metrics of the epoch in which `fit` resumes cover only the steps after that one. A `tf.data`
+    pipeline, such as that of `read_files`, continues where it was: its position is part of a
+    checkpoint, together with what it has read ahead, such as its shuffle buffer. Of the following,
+    the data before that step are read again, from the first epoch, without training on them:
+
+    * generators, `PyDataset`, and arrays that Keras shuffles;
+    * pipelines with `cache()`, or with operations that have a state, such as `tf.py_function` and
+      `tf.random.uniform` (but not `tf.random.stateless_uniform`);
+    * data of unknown length on several workers, which ask one another in each step whether they
+      have more;
+    * pipelines that have read ahead more than 256 MiB;
+    * data of a job that is resumed with another number of workers.
+
+    A checkpoint is either complete or absent: the previous one is
     kept until the next one is on disk. The last one is kept when training has ended, so another
     `fit` with the same directory has nothing left to do unless it has more epochs. Give each
     `fit` its own directory. The state of other callbacks is not restored. Requires Keras 3.
@@ -121,6 +137,8 @@ class Checkpoint(Callback):
         self._step = self._begun_step = self._saved_step = 0
         self._epoch = self._batch = 0
         self._to_skip = 0
+        self._position: IteratorPosition | None = None
+        self._position_bytes = 0
         self._in_step = True
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -156,6 +174,7 @@ class Checkpoint(Callback):
         drain(strategy)  # an update of an earlier fit would change the restored values
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._begun_step = self._to_skip = 0
+        self._position, self._position_bytes = None, 0
         checkpoint, error = None, None
         try:
             checkpoint = checkpoint_files.read(self._path, self.model)
@@ -172,7 +191,9 @@ class Checkpoint(Callback):
         text = "no checkpoint" if step is None else f"a checkpoint of step {step}"
         check_same_call(collectives, "Checkpoint", f"{text} in the directory")
         if checkpoint is not None:
+            has_position = self._has_position(checkpoint[0])
             self._restore(*checkpoint)
+            self._resume(checkpoint[0], has_position)
         if not self._in_step:
             barrier(strategy)  # no worker trains before all have restored the same values
 
@@ -183,6 +204,8 @@ class Checkpoint(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due and the epoch is known to continue."""
+        if self._position is None and not batch and not self._to_skip:
+            self._position = IteratorPosition(running_fit().iterator)
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
         self._advance(self._epoch, batch)
         if self._in_step and self._is_due() and (self.params or {}).get("steps"):
@@ -283,42 +306,132 @@ class Checkpoint(Callback):
                     return
                 if saving.is_cut:
                     saving.publish()
+                    self._watch_size(saving.position_bytes)
                 else:
-                    saving.cut(self._step, epoch, batch)
+                    saving.cut(self._step, epoch, batch, self._position_to_save(), self._data())
                     self._saved_step = self._step
                 self._saving = saving
             finally:
                 if self._saving is None or saving.is_published:  # or it is given up by an error
                     self._termination.release()
 
+    def _position_to_save(self) -> Any:
+        """Returns the position in the data; None if it cannot be saved, or is too large."""
+        fit = running_fit()
+        # Keras counts the steps of such an iterator itself, and starts another one at its end.
+        is_counted = fit.has_endless_iterator and fit.steps is not None
+        if self._position is None or is_counted or self._position_bytes > _POSITION_BYTES:
+            return None
+        return self._position.of(fit.iterator)
+
+    def _watch_size(self, size: int) -> None:
+        """Stops saving positions in the data that are too large to be written again and again."""
+        if size > _POSITION_BYTES:
+            logging.warning(
+                "The position in the data takes %d MiB in a checkpoint, because the shuffle buffer "
+                "and other examples that were read ahead are part of it. From the next one on, "
+                "checkpoints leave it out, and a job that is resumed reads the data again from the "
+                "first epoch. To avoid this, pass a smaller buffer size to shuffle().",
+                size >> 20,
+            )  # fmt: skip
+            self._position_bytes = size
+
+    def _data(self) -> dict[str, Any]:
+        """Returns a description of the data, by which others are recognized."""
+        fit = running_fit()
+        workers = collectives_of(self.model.distribute_strategy).size
+        return {"workers": workers, "steps": fit.steps, "spec": spec_text(fit.element_spec)}
+
+    def _has_position(self, latest: Mapping[str, Any]) -> bool:
+        """Returns whether the iterators of all workers can continue at their positions.
+
+        Raises:
+          ValueError: if a position is damaged or of other data.
+        """
+        strategy = self.model.distribute_strategy
+        collectives = collectives_of(strategy)
+        if not checkpoint_files.has_position(self._path, latest, collectives):
+            return False
+        fit = running_fit()
+        if fit.steps is None:
+            fit.steps = latest["data"]["steps"]
+        error = None
+        try:
+            found, saved = self._data(), latest["data"]
+            if found != saved:
+                raise ValueError(f"{_text_of(found)}, where the checkpoint has {_text_of(saved)}")
+            # If `fit` begins with an epoch, its first iterator has the order that follows.
+            self._position = self._move_to(latest, fit.new_iterator())
+        except ValueError as raised:
+            files = self._path / latest["folder"] / "data-*"
+            error = ValueError(
+                "The data must be those of the job that saved the checkpoint, and the version of "
+                f"TensorFlow the same. Received: {raised}. To read the data again from the first "
+                f"epoch instead, remove {str(files)!r}."
+            )
+        raise_on_all(collectives, "Restoring the position in the data", error)
+        return True
+
     def _restore(self, latest: Mapping[str, Any], arrays: list[np.ndarray]) -> None:
         checkpoint_files.restore(self._path, self.model, latest, arrays)
         self._step = self._saved_step = self._begun_step = latest["step"]
-        self._to_skip = latest["batch"]
         logging.info("Training continues after step %d.", self._step)
-        epochs, first_epoch = running_fit()
+
+    def _resume(self, latest: Mapping[str, Any], has_position: bool) -> None:
+        """Lets `fit` continue at the checkpoint's position in the data."""
+        fit = running_fit()
         begin_at(self.model, latest["epoch"])
-        for _ in range(first_epoch, latest["epoch"]):
-            with epochs.catch_stop_iteration():
-                for _, _, iterator in epochs:
-                    self._skip(iterator)
-        self.model.train_function = self._skip_batches(self.model.train_function)
+        self._to_skip = latest["batch"]
+        move = None
+        if has_position:
+            if self._to_skip or fit.has_endless_iterator:
+                move = functools.partial(self._move_to, latest)
+        else:
+            for _ in range(fit.initial_epoch, latest["epoch"]):
+                with fit.epochs.catch_stop_iteration():
+                    for _, _, iterator in fit.epochs:
+                        self._skip(iterator)
+        skip = (lambda iterator: None) if has_position else self._skip
+        self.model.train_function = self._begin_late(self.model.train_function, move, skip)
+
+    def _move_to(self, latest: Mapping[str, Any], iterator: Any) -> IteratorPosition:
+        rank = collectives_of(self.model.distribute_strategy).rank
+        return checkpoint_files.restore_data(self._path, latest, rank, iterator)
 
     def _skip(self, iterator: Any) -> None:
         for _ in range(self.model.steps_per_execution):
             next(iterator)
 
-    def _skip_batches(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a train function that skips the batches of earlier steps and runs the others."""
+    def _begin_late(
+        self,
+        train: Callable[[Any], Any],
+        move: Callable[[Any], IteratorPosition] | None,
+        skip: Callable[[Any], object],
+    ) -> Callable[[Any], Any]:
+        """Returns a train function that skips the batches of earlier steps and runs the others.
+
+        Args:
+          train: Keras's train function.
+          move: moves the iterator before the first batch; None leaves it where it is.
+          skip: skips the batches of an execution.
+        """
 
         def train_or_skip(iterator: Any) -> Any:
+            nonlocal move
+            if move is not None:
+                self._position = move(iterator)
+                move = None
             if self._to_skip:
-                self._skip(iterator)
+                skip(iterator)
                 return {}
             self.model.train_function = train
             return train(iterator)
 
         return train_or_skip
+
+
+def _text_of(data: Mapping[str, Any]) -> str:
+    return f"{data['steps'] or 'an unknown number of'} steps an epoch of {data['spec']}"
 
 
 class _Poll:

@@ -4,7 +4,9 @@ A checkpoint is a folder with
 
 * `state-0.npz`, `state-1.npz` and so on, one for each worker: the variables but for embedding rows,
   each in the file of one worker, under the number that it has in the list of variables;
-* `rows0`, `rows1` and so on: the rows of each embedding layer, as its `save_rows` writes them.
+* `rows0`, `rows1` and so on: the rows of each embedding layer, as its `save_rows` writes them;
+* `data-0.index`, `data-0.data-...`, `data-1.index` and so on: the position of each worker's
+  iterator in its data, if TensorFlow can save it.
 
 `latest.json` beside it names the folder and the variables; see [Note: complete or absent] in
 files/atomic_files.py. Version 0.1.0 wrote all variables to one file, `state.npz`.
@@ -30,15 +32,21 @@ from strategies.compat.keras import (
     tensorflow_variable,
     variables_of,
 )
+from strategies.data.iterator_position import (
+    IteratorPosition,
+    files_of_position,
+    restore_position,
+    write_position,
+)
 from strategies.diagnostics.consistency import raise_on_all
 from strategies.embedding.checkpoint.background_save import BackgroundSave
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.tables import Tables
 from strategies.files.atomic_files import (
     all_writing,
+    flush_to_disk,
     read_json,
     remove,
-    sync_directory,
     write_json,
     write_npz,
 )
@@ -48,6 +56,7 @@ from strategies.variables.row_variable import RowVariable
 
 _LATEST, _UNFINISHED, _ROWS, _STATE = "latest.json", "unfinished", "rows{}", "state-{}.npz"
 _STATE_OF_ALL = "state.npz"  # of version 0.1.0
+_DATA = "data-{}"
 # Of the memory that is available, the part that a copy of the state may take.
 _SHARE_OF_MEMORY = 4
 
@@ -75,6 +84,7 @@ class CheckpointSave:
     Attributes:
       is_cut: whether the checkpoint has a step.
       is_published: whether it is the newest checkpoint.
+      position_bytes: the size of the position in the data, once it is written.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class CheckpointSave:
         is_divided: bool,
     ):
         self.is_cut = self.is_published = False
+        self.position_bytes = 0
         self._path = path
         self._folder = path / _UNFINISHED
         self._model = model
@@ -93,6 +104,7 @@ class CheckpointSave:
         self._background = background
         self._is_divided = is_divided
         self._latest: dict[str, Any] = {}
+        self._position: list[tf.Tensor] | None = None
         self._task: BackgroundTask | None = None
         self._rows: list[BackgroundSave] = []
         with self._all_writing():
@@ -147,14 +159,31 @@ class CheckpointSave:
         for rows in self._rows:
             rows.write_first(check)
 
-    def cut(self, step: int, epoch: int, batch: int) -> None:
-        """Takes the state of the present step."""
+    def cut(
+        self,
+        step: int,
+        epoch: int,
+        batch: int,
+        position: list[tf.Tensor] | None,
+        data: Mapping[str, Any],
+    ) -> None:
+        """Takes the state of the present step.
+
+        Args:
+          step: the number of the step.
+          epoch: the epoch in which training resumes.
+          batch: the batch of the epoch.
+          position: the position of this worker in the data; None if it has none.
+          data: a description of the data.
+        """
         self.is_cut = True
         variables = variables_of_checkpoint(self._model)
+        self._position = position if _all(self._collectives, position is not None) else None
         self._latest = {
             "step": step,
             "epoch": epoch,
             "batch": batch,
+            "data": None if self._position is None else dict(data),
             "folder": f"step-{step:09d}",
             "variables": list(map(_name, variables)),
             "parts": self._collectives.size if self._is_divided else 1,
@@ -189,6 +218,14 @@ class CheckpointSave:
             rows.write_rest()
         if self._is_divided or self._collectives.rank == 0:
             _write_arrays(self._folder / _STATE.format(self._collectives.rank), own)
+        if self._position is not None:
+            files = write_position(
+                self._folder / _DATA.format(self._collectives.rank), self._position
+            )
+            self._position = None  # frees what the iterator had read ahead
+            for file in files:
+                flush_to_disk(file)
+            self.position_bytes = sum(file.stat().st_size for file in files)
 
     def _numbers_of_own(self, variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[int]:
         """Returns the numbers of the variables that this worker writes."""
@@ -214,7 +251,7 @@ class CheckpointSave:
             for rows in self._rows:
                 rows.publish()
             if self._collectives.rank == 0:
-                sync_directory(self._folder)
+                flush_to_disk(self._folder)
                 remove(folder)
                 self._folder.rename(folder)
                 # Last: this makes the folder the newest checkpoint.
@@ -276,6 +313,33 @@ def restore(path: Path, model: Any, latest: Mapping[str, Any], arrays: list[np.n
         inner.assign(tf.constant(array))
 
 
+def has_position(path: Path, latest: Mapping[str, Any], collectives: Collectives) -> bool:
+    """Returns whether a checkpoint has the positions of all workers in their data.
+
+    All workers must call it. A checkpoint of another number of workers has none for these.
+    """
+    data = latest.get("data")
+    prefix = path / latest["folder"] / _DATA.format(collectives.rank)
+    is_there = data is not None and data["workers"] == collectives.size
+    return _all(collectives, is_there and bool(files_of_position(prefix)))
+
+
+def restore_data(
+    path: Path, latest: Mapping[str, Any], rank: int, iterator: Any
+) -> IteratorPosition:
+    """Moves an iterator to the position in the data that a worker had.
+
+    Raises:
+      ValueError: if a file is damaged or of other data.
+    """
+    return restore_position(iterator, path / latest["folder"] / _DATA.format(rank))
+
+
+def _all(collectives: Collectives, value: bool) -> bool:
+    """Returns whether a value is true on all workers."""
+    return bool(tf.reduce_all(collectives.all_gather(tf.constant([value]))))
+
+
 def variables_of_checkpoint(model: Any) -> list[Any]:
     """Returns the variables of a model and its optimizers, except embedding rows."""
     every = [*model.variables, *optimizer_variables(model)]
@@ -315,4 +379,4 @@ def _write_arrays(path: Path, arrays: Mapping[int, np.ndarray]) -> None:
         write_npz(file, {str(number): array for number, array in arrays.items()})
         file.flush()
         os.fsync(file.fileno())
-    sync_directory(path.parent)
+    flush_to_disk(path.parent)

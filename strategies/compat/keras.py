@@ -307,10 +307,50 @@ def callbacks_of_running_fit() -> list[Any]:
     return tf.nest.flatten(getattr(values, "callbacks", values) or [])
 
 
-def running_fit() -> tuple[Any, int]:
-    """Returns the epoch iterator of the running `fit` of Keras 3, and its initial epoch."""
-    values = next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals)
-    return values["epoch_iterator"], values["initial_epoch"]
+def running_fit() -> RunningFit:
+    """Returns the running `fit` of Keras 3."""
+    return RunningFit(next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals))
+
+
+class RunningFit:
+    """What a running `fit` of Keras 3 knows of its data.
+
+    Args:
+      values: the local variables of `fit`.
+
+    Attributes:
+      epochs: Keras's epoch iterator.
+      initial_epoch: the first epoch.
+      iterator: the iterator from which batches are taken; None before the first batch.
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.epochs: Any = values["epoch_iterator"]
+        self.initial_epoch: int = values["initial_epoch"]
+        self.iterator = values.get("iterator")
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps after which the data end; None if it is not known (yet)."""
+        return self.epochs._num_batches
+
+    @steps.setter
+    def steps(self, steps: int | None) -> None:
+        self.epochs._num_batches = steps
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec`s of the batches."""
+        return self.epochs._get_iterator().element_spec
+
+    @property
+    def has_endless_iterator(self) -> bool:
+        """Whether epochs are parts of one iterator, as with `steps_per_epoch`."""
+        return self.epochs.steps_per_epoch is not None
+
+    def new_iterator(self) -> Any:
+        """Returns an iterator like that from which an epoch takes its batches."""
+        return iter(self.epochs._get_iterator())
 
 
 def is_building_model() -> bool:

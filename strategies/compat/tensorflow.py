@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset as PrefetchDataset
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
@@ -227,6 +228,19 @@ def add_variable_creator(creator: Callable[..., Any]) -> None:
 def dataset_inputs(dataset: Any) -> list[Any]:
     """Returns the input datasets of a dataset."""
     return list(dataset._inputs())
+
+
+def iterator_components(iterator: Any) -> tuple[tf.Tensor, Any] | None:
+    """Returns the resource of an iterator and its dataset; None if it has several, or none.
+
+    Args:
+      iterator: an iterator over a dataset, or a distributed one.
+    """
+    inner = getattr(iterator, "_iterators", [iterator])
+    # Iterators that fetch to several devices are of other classes.
+    if len(inner) != 1 or type(inner[0]) is not OwnedIterator:
+        return None
+    return inner[0]._iterator_resource, inner[0]._dataset
 
 
 def may_run_generator(dataset: Any) -> bool:

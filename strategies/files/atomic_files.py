@@ -74,8 +74,11 @@ def all_writing(
         raise
 
 
-def sync_directory(path: Path) -> None:
-    """Flushes a directory to disk, so that its files' names survive a power failure."""
+def flush_to_disk(path: Path) -> None:
+    """Flushes a file, or the names of the files of a directory, to disk.
+
+    Both survive a power failure then.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -94,7 +97,7 @@ def write_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    sync_directory(path.parent)
+    flush_to_disk(path.parent)
 
 
 def write_npz(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:

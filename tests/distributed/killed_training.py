@@ -12,6 +12,7 @@ import hashlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,6 +37,7 @@ parser.add_argument("--replicas", type=int)
 parser.add_argument("--strategy", help="of one process with two replicas")
 parser.add_argument("--mode", default="sync", help="of parameter servers")
 parser.add_argument("--uneven", action="store_true", help="a batch less on each next worker")
+parser.add_argument("--files", action="store_true", help="data of read_files, never read twice")
 parser.add_argument("--reduce", action="store_true", help="split the optimizer's state")
 arguments = parser.parse_args()
 
@@ -86,6 +88,23 @@ x = random.normal(size=[60, 4]).astype("float32")
 y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
 ids = random.integers(0, 20, [60, 1])
 data = data_of_all = tf.data.Dataset.from_tensor_slices(((x, ids), y)).shuffle(60).batch(8)
+if arguments.files:
+    folder = Path(tempfile.mkdtemp())
+    for number in range(4):
+        lines = [" ".join(map(str, [*x[n], ids[n, 0], y[n, 0]])) for n in range(number, 60, 4)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+
+    def read(file):
+        numbers = tf.data.TextLineDataset(file).map(tf.strings.split).map(tf.strings.to_number)
+        numbers = numbers.map(lambda each: tf.ensure_shape(each, [6]))
+        return numbers.map(lambda each: ((each[:4], tf.cast(each[4:5], tf.int64)), each[5:]))
+
+    data = strategies.read_files(f"{folder}/*.txt", strategy, 8, reader=read, shuffle=10)
+
+    def refuse(*_):
+        raise AssertionError("Data are read again.")
+
+    strategies.callbacks.Checkpoint._skip = refuse
 with strategy.scope():
     inputs = keras.Input([4]), keras.Input([1], dtype="int64")
     hidden = keras.layers.Dense(8, "relu")(inputs[0])

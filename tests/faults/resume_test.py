@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.callbacks import Checkpoint
+from strategies.callbacks import Checkpoint, checkpoint
 from tests.support.check_jobs import PROGRAMS
 from tests.support.job import HANGING_SECONDS
 
@@ -68,6 +68,79 @@ def train(directory, *callbacks, every=3, known=True, embedding=False, backgroun
 def assert_same(found, expected):
     for mine, theirs in zip(found[0], expected[0], strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+PIPELINES = {
+    "shuffled": (lambda data: data.shuffle(20), {}),
+    "mapped": (lambda data: data.shuffle(5).map(lambda x, y: (x * 2, y), num_parallel_calls=2), {}),
+    "endless": (lambda data: data.shuffle(20).repeat(), {"steps_per_epoch": 7}),
+    "no length": (lambda data: data.shuffle(20).filter(lambda x, y: True), {}),
+    "cached": (lambda data: data.cache().shuffle(20), {}),
+    "random": (lambda data: data.map(lambda x, y: (x + tf.random.uniform([4]), y)), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    "name", ["shuffled", *(pytest.param(name, marks=SLOW) for name in [*PIPELINES][1:])]
+)
+def test_data_are_not_read_again_if_their_position_can_be_saved(tmp_path, monkeypatch, name):
+    make, options = PIPELINES[name]
+    skipped = []
+    skip = Checkpoint._skip
+    monkeypatch.setattr(Checkpoint, "_skip", lambda *args: skipped.append(skip(*args)))
+
+    def train(directory, *callbacks):
+        keras.utils.set_random_seed(7)
+        x = np.random.default_rng(0).normal(size=[20, 4]).astype("float32")
+        data = make(tf.data.Dataset.from_tensor_slices((x, x[:, :1]))).batch(4).prefetch(2)
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        saved = [] if directory is None else [Checkpoint(directory, every_steps=3)]
+        options_of_fit = {"epochs": 4, "verbose": 0, "shuffle": False, **options}
+        model.fit(data, callbacks=[*saved, *callbacks], **options_of_fit)
+        return model.get_weights(), None
+
+    whole = train(None)
+    for stop in (5, 8, 14):
+        with pytest.raises(Interrupted):
+            train(tmp_path, Interruption(stop))
+    assert_same(train(tmp_path), whole)
+    assert bool(skipped) == (name in ("cached", "random"))
+
+
+def test_a_position_of_other_data_is_an_error(tmp_path):
+    def train(examples, *callbacks):
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensors((tf.ones([1]), tf.ones([1]))).repeat(examples).batch(2)
+        model.fit(
+            data,
+            verbose=0,
+            shuffle=False,
+            callbacks=[Checkpoint(tmp_path, every_steps=2, background=False), *callbacks],
+        )
+        return model
+
+    with pytest.raises(Interrupted):
+        train(10, Interruption(4))
+    with pytest.raises(ValueError, match="Received: 6 steps an epoch of .*has 5 steps an epoch"):
+        train(12)
+    for file in tmp_path.glob("step-*/data-*"):
+        file.unlink()
+    assert int(train(12).optimizer.iterations.numpy()) == 6
+
+
+def test_a_large_position_is_not_saved_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_POSITION_BYTES", 0)
+    with pytest.raises(Interrupted):
+        train(tmp_path, Interruption(4), background=False)
+    assert list(tmp_path.glob("step-000000003/data-0.index"))
+    with pytest.raises(Interrupted):
+        train(tmp_path, Interruption(10), background=False)
+    assert tmp_path.joinpath("step-000000009").exists()
+    assert not list(tmp_path.glob("*/data-*"))
+    assert_same(train(tmp_path), train(None))
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -183,6 +256,7 @@ def run_training(forked, *arguments, workers=2, ps=0):
         (1, []),
         (2, ["--embedding"]),
         (1, ["--replicas", 2]),
+        (0, ["--files"]),
         (0, ["--reduce"]),
         (0, ["--replicas", 2]),
         (0, ["--replicas", 2, "--reduce", "--embedding"]),

@@ -37,7 +37,7 @@ from strategies.embedding.checkpoint.row_checkpoint import (
 )
 from strategies.embedding.checkpoint.snapshot import Arrays
 from strategies.embedding.shard.table_shard import TableShard
-from strategies.files.atomic_files import all_writing, remove, sync_directory
+from strategies.files.atomic_files import all_writing, flush_to_disk, remove
 
 
 class BackgroundSave:
@@ -153,7 +153,7 @@ class BackgroundSave:
         if self._collectives.rank == 0:
             folders = [self._first, self._second] if self._uses_first else [self._second]
             for folder in folders:
-                sync_directory(folder)
+                flush_to_disk(folder)
             if not self._uses_first:
                 remove(self._first)
             names = [folder.name for folder in folders]

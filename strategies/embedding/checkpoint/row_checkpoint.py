@@ -31,9 +31,9 @@ from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
 from strategies.files.atomic_files import (
     all_writing,
+    flush_to_disk,
     read_json,
     remove,
-    sync_directory,
     write_json,
 )
 
@@ -117,7 +117,7 @@ def save(
         _write_part(shards, folder, collectives.rank, since)
     with all_writing(collectives, "Rows", directory):
         if collectives.rank == 0:
-            sync_directory(folder)
+            flush_to_disk(folder)
             folders = [*chain, folder.name] if delta else [folder.name]
             known = before if delta and before else {"workers": {}, "checked": []}
             latest = {
