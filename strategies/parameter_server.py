@@ -46,6 +46,7 @@ from strategies.ps.registry import VariableRegistry
 from strategies.ps.watchdog_store import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
+from tf_config.launcher.reports import CAN_REJOIN, report
 
 _WIRE_DTYPES = {None: tf.float32, "fp16": tf.float16}
 
@@ -165,6 +166,8 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if update_mode.in_step:
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
+        else:
+            report(CAN_REJOIN)
         workers: Collectives = LocalCollectives()
         calls = OrderedCalls()
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "embedding": (
         "compat utils profiling collectives diagnostics files reduction variables data core ps"
     ),
-    "callbacks": "compat utils profiling collectives diagnostics files variables embedding",
+    "callbacks": "compat utils profiling collectives diagnostics files variables data embedding",
 }
 # Modules beside the packages that a package imports.
 IMPORTED_BY_PACKAGES = {"equality": {"callbacks"}}

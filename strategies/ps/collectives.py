@@ -33,6 +33,7 @@ from strategies.collectives.shared_memory import Host, WorkerEndedError, exchang
 from strategies.collectives.shared_memory.channel import Channel
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection, ServerGroup
+from tf_config.launcher.reports import EXCHANGED, report
 
 
 class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
@@ -119,12 +120,16 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         return tf.reshape(total, [-1])
 
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
+        _report_exchange()
+
         def in_memory(channel: Channel) -> list[np.ndarray]:
             return transfers.sum_vectors(channel, [vector])
 
         return self._run_in_memory(in_memory) or self._sum_on_servers(vector)
 
     def _gather(self, array: np.ndarray) -> list[np.ndarray]:
+        _report_exchange()
+
         def in_memory(channel: Channel) -> list[np.ndarray]:
             return transfers.gather(channel, [array])
 
@@ -222,6 +227,12 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
                 rank, self.size,
             )  # fmt: skip
         self._servers.present = present.tolist()
+
+
+@functools.cache
+def _report_exchange() -> None:
+    """Reports that a restart of this worker alone would repeat an exchange that the others made."""
+    report(EXCHANGED)
 
 
 def _kind(rows: np.ndarray) -> bytes:

@@ -2,8 +2,9 @@
 
 steady.py MODE DIRECTORY EPOCHS [checkpoint]
 
-After each epoch a line "epoch loss iterations" goes to DIRECTORY/worker-<index>. It ends after
-EPOCHS, or when there is a file DIRECTORY/stop. With "checkpoint" the first worker writes one after
+After each epoch a line "epoch loss iterations" goes to DIRECTORY/worker-<index>, and at the start
+the process's number to DIRECTORY/pids-<index>. It ends after EPOCHS, or when there is a file
+DIRECTORY/stop. With "checkpoint" the first worker writes one after
 each epoch, and training goes on from the last one.
 """
 
@@ -23,6 +24,8 @@ INPUTS, ROWS, STEPS = 64, 32, 20
 
 mode, directory, epochs = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+with open(directory / f"pids-{index}", "a") as started:
+    started.write(f"{os.getpid()}\n")
 strategy = strategies.from_tf_config(mode=mode)
 
 

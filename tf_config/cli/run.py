@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="restart all tasks after a failure (0)",
+        help="restart after a failure, N times at most (0)",
     )
     parser.add_argument(
         "--min-workers",

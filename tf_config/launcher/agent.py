@@ -27,7 +27,7 @@ from tf_config.launcher.commands import cores, gpus
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.pty_process import PtyProcess, shell_code
-from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
+from tf_config.launcher.sidecar import REJOINS, UNSYNCHRONIZED, Sidecar
 
 _SILENCE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -135,6 +135,8 @@ class _Relay:
             self._write(f"tf-config: {describe_exit(session.popen.returncode)}{cause}\n".encode())
         if self._sidecar is not None and self._sidecar.is_unsynchronized:
             self._write(UNSYNCHRONIZED)
+        elif self._sidecar is not None and self._sidecar.can_rejoin:
+            self._write(REJOINS)
         return shell_code(session.popen.returncode)
 
     def _step(self, timeout: float) -> None:

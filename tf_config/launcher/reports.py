@@ -1,4 +1,4 @@
-"""Reports of a task's process to its sidecar: that it created a strategy and entered its scope."""
+"""Reports of a task's process to its sidecar, such as that it has created a strategy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from tf_config.secret import secret_of
 
 # Reported by a strategy when it is created and when its scope is entered.
 CREATED, ENTERED = "made", "used"
+# Reported by a strategy whose workers do not wait for each other, and by its first exchange of
+# values among all workers: until then, a worker that is started again can join the others.
+CAN_REJOIN, EXCHANGED = "can-rejoin", "exchanged"
 # The prefix of the entries that are reports.
 REPORTS = "tf-config"
 
 
 def report(word: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Reports `CREATED` or `ENTERED` to this process's sidecar, if it has one."""
+    """Reports one of the words above to this process's sidecar, if it has one."""
     if is_reported(environ):
         at = Address.parse(environ[SIDECAR_VARIABLE])
         HttpStore(at, REPORTS, secret_of(environ)).put(word, b"")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tf_config.background import call_regularly
@@ -21,6 +22,7 @@ from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
 from tf_config.launcher.orphan_reaper import OrphanReaper
+from tf_config.launcher.settings import RESTARTS_VARIABLE
 from tf_config.launcher.sidecar import describe_unsynchronized
 from tf_config.launcher.signals import handle_signals
 from tf_config.launcher.ssh import HEARTBEAT_SECONDS
@@ -30,6 +32,7 @@ GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
 _MOST_NAMES = 4
 _SAMPLE_SECONDS = 1.0
+_SIGNALS = 128  # higher exit codes are those of processes that a signal has ended
 # The beginning of a traceback, which may follow a progress bar, or a line of TensorFlow's C++ code
 # about connections that have ended.
 _LAST_WORDS = re.compile(
@@ -48,10 +51,11 @@ def run(
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
     When all other tasks are done, the parameter servers are ended. When a task fails, the others
-    get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left.
-    SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit code is then 128 + the
-    signal's number, as in a shell. No process of a task's process group is left running, even if
-    this process itself is killed.
+    get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left. A
+    worker that has reported that it can join the others again is restarted alone, while they
+    continue. SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit code is then 128 +
+    the signal's number, as in a shell. No process of a task's process group is left running, even
+    if this process itself is killed.
 
     Args:
       plan: takes the number of restarts so far; returns the commands, one per task, the first
@@ -59,7 +63,7 @@ def run(
       console: prints the tasks' lines.
       log_dir: the directory of the `<task>.log` files, created if it does not exist; None writes
         no logs.
-      max_restarts: how often all tasks are restarted after one has failed.
+      max_restarts: how often tasks are restarted after one has failed.
       on_failure: called with the task that failed first, before all tasks are restarted.
 
     Returns:
@@ -68,20 +72,21 @@ def run(
     Raises:
       ClusterConfigError: if a program cannot be started or a log cannot be opened.
     """
-    for restart in range(max_restarts + 1):
+    restarts = 0
+    while True:
         try:
-            commands = plan(restart)
+            commands = plan(restarts)
         finally:
             console.begin("")  # so that an error is printed on its own line
-        if restart:
-            console.note(f"restart {restart} of {max_restarts}", 0)
-        job = JobRunner(console, log_dir, append=restart > 0)
+        if restarts:
+            console.note(f"restart {restarts} of {max_restarts}", 0)
+        job = JobRunner(console, log_dir, restarts, max_restarts)
         job.run(commands)
-        if job.culprit is None or job.interrupted:
-            break
-        if restart < max_restarts:
-            on_failure(job.culprit.task)
-    return job.exit_code
+        restarts = job.restarts
+        if job.culprit is None or job.interrupted or restarts >= max_restarts:
+            return job.exit_code
+        on_failure(job.culprit.task)
+        restarts += 1
 
 
 class JobRunner:
@@ -103,20 +108,29 @@ class JobRunner:
 
     Step 2 happens even if an exception ends `run`; after a SIGKILL, the orphan reaper does it.
 
+    Args:
+      console: prints the tasks' lines.
+      log_dir: the directory of the tasks' logs; None writes no logs.
+      restarts: the number of restarts so far.
+      max_restarts: the largest number of restarts.
+
     Attributes:
+      restarts: the number of restarts so far, with those of single tasks.
       exit_code: the exit code of the job.
       culprit: the process that failed first; None if none did.
       interrupted: whether a signal, or the end of the output's reader, ended the job.
     """
 
-    def __init__(self, console: Console, log_dir: Path | None, append: bool):
+    def __init__(self, console: Console, log_dir: Path | None, restarts: int, max_restarts: int):
+        self.restarts = restarts
         self.exit_code = 0
         self.culprit: TaskProcess | None = None
         self.interrupted = False
         self._console = console
         self._log_dir = log_dir
-        self._append = append
+        self._max_restarts = max_restarts
         self._processes: list[TaskProcess] = []
+        self._drained: set[TaskProcess] = set()
         self._running: list[TaskProcess] = []
         self._selector = selectors.DefaultSelector()
         # The times and signals to be sent to running tasks; not empty once the job is ending.
@@ -139,12 +153,7 @@ class JobRunner:
             self._selector.register(wakeup, selectors.EVENT_READ, None)
             try:
                 for command in commands:
-                    process = TaskProcess(command, self._log_dir, self._append, self._notes.put)
-                    self._processes.append(process)
-                    self._running.append(process)
-                    self._selector.register(process.terminal, selectors.EVENT_READ, process)
-                    self._console.note(f"{command.task} started{process.place}", 1)
-                    reaper.watch(process.popen.pid)
+                    self._processes.append(self._start(command, reaper))
                 self._console.begin(describe_start(commands))
                 if any(command.via for command in commands):
                     # In a thread, because a paused terminal (Ctrl-S) blocks the thread that prints.
@@ -170,6 +179,14 @@ class JobRunner:
             self._summarize(self.culprit)
         if self.culprit is None and not self.interrupted:
             self._warn_if_unsynchronized()
+
+    def _start(self, command: Command, reaper: OrphanReaper) -> TaskProcess:
+        process = TaskProcess(command, self._log_dir, self.restarts > 0, self._notes.put)
+        self._running.append(process)
+        self._selector.register(process.terminal, selectors.EVENT_READ, process)
+        self._console.note(f"{command.task} started{process.place}", 1)
+        reaper.watch(process.popen.pid)
+        return process
 
     def _pump(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -203,7 +220,10 @@ class JobRunner:
         failed = [process for process in ended if process.popen.returncode != 0]
         if self._escalation:  # the job is ending already, so these are not the cause
             return
-        if failed:
+        if failed and all(map(self._can_restart_alone, failed)):
+            for process in failed:
+                self._restart_alone(process, reaper)
+        elif failed:
             self.culprit = failed[0]
             self.exit_code = self.culprit.exit_code
             self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
@@ -211,6 +231,27 @@ class JobRunner:
         elif self._running and all(process.task.type == "ps" for process in self._running):
             # Parameter servers do not end by themselves.
             self._stop(signal.SIGTERM, signal.SIGKILL)
+
+    def _can_restart_alone(self, process: TaskProcess) -> bool:
+        if self.restarts >= self._max_restarts:
+            return False
+        # A worker that ends by itself tells the servers, which end when no worker is left.
+        others = any(each.task.type != "ps" for each in self._running)
+        if process.exit_code <= _SIGNALS and not others:
+            return False
+        self._drain(process)  # the report of a task on another host comes last
+        return process.can_rejoin
+
+    def _restart_alone(self, process: TaskProcess, reaper: OrphanReaper) -> None:
+        self.restarts += 1
+        self._console.note(
+            f"{process.task} failed with {process.end}{process.cause}; restart {self.restarts} of "
+            f"{self._max_restarts}: {process.task} alone, the other tasks continue",
+            0,
+        )
+        environ = {**process.command.environ, RESTARTS_VARIABLE: str(self.restarts)}
+        command = replace(process.command, environ=environ)
+        self._processes[self._processes.index(process)] = self._start(command, reaper)
 
     def _beat(self) -> None:
         for process in list(self._running):
@@ -299,7 +340,10 @@ class JobRunner:
         reaper.forget(process.popen.pid)
 
     def _drain(self, process: TaskProcess) -> None:
-        """Shows the output that the process wrote before it ended."""
+        """Shows the output that the process wrote before it ended, and closes its terminal."""
+        if process in self._drained:
+            return
+        self._drained.add(process)
         os.set_blocking(process.terminal, False)
         while data := process.read():
             self._show(process, process.lines.feed(data))
@@ -308,6 +352,8 @@ class JobRunner:
         if process.exit_code - 128 not in self._sent:  # it did not end by a signal of the launcher
             for line in last_words:
                 self._console.line(process.task, line)
+        if process.terminal in self._selector.get_map():
+            self._selector.unregister(process.terminal)
         process.close()
 
 

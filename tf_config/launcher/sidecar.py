@@ -18,15 +18,16 @@ from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.horovod import environment as horovod
 from tf_config.launcher.horovod_proxy import HERE, HorovodProxy
 from tf_config.launcher.process_probe import ProcessProbe
-from tf_config.launcher.reports import CREATED, ENTERED
+from tf_config.launcher.reports import CAN_REJOIN, CREATED, ENTERED, EXCHANGED
 from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
 from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous.http_store import StoreServer
 from tf_config.secret import secret_of
 
-# Reports to the launcher that a task on another host did not join the others: the last bytes of its
-# output, which a terminal does not show.
+# Report to the launcher that a task on another host did not join the others, or that it can join
+# them again: the last bytes of its output, which a terminal does not show.
 UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
+REJOINS = b"\x1b]tf-config;joins\x07"
 _LAST_PORT = 65535
 _SAMPLE_EVERY_SECONDS = 0.5
 
@@ -107,6 +108,11 @@ class Sidecar:
         if "horovod" in self._reports or self._probe.has_listened or by_mpi:
             return False
         return True if self._probe.uses_tensorflow else None
+
+    @property
+    def can_rejoin(self) -> bool:
+        """Whether the process, started again, can join the others while they continue."""
+        return CAN_REJOIN in self._reports and EXCHANGED not in self._reports
 
     def close(self) -> None:
         """Stops serving and watching; may be called before `start`."""

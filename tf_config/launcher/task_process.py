@@ -18,7 +18,7 @@ from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Line, LineAssembler, TaskLog, is_start_up_note
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.pty_process import PtyProcess, shell_code
-from tf_config.launcher.sidecar import UNSYNCHRONIZED, Sidecar
+from tf_config.launcher.sidecar import REJOINS, UNSYNCHRONIZED, Sidecar
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
@@ -46,6 +46,7 @@ class TaskProcess:
         append: bool,
         note: Callable[[str], None] = lambda text: None,
     ):
+        self.command = command
         self.task = command.task
         self._note = note
         self.lines = LineAssembler()
@@ -91,7 +92,7 @@ class TaskProcess:
         # The report is the very last output, but may come in two parts.
         if self._host is not None:
             self._last_bytes = (self._last_bytes + data)[-len(UNSYNCHRONIZED) :]
-        return data.removesuffix(UNSYNCHRONIZED)
+        return data.removesuffix(UNSYNCHRONIZED).removesuffix(REJOINS)
 
     @property
     def is_unsynchronized(self) -> bool:
@@ -99,6 +100,13 @@ class TaskProcess:
         if self._host is not None:
             return self._last_bytes == UNSYNCHRONIZED
         return self._sidecar is not None and self._sidecar.is_unsynchronized is True
+
+    @property
+    def can_rejoin(self) -> bool:
+        """Whether the task, started again, can join the others; valid once all output is read."""
+        if self._host is not None:
+            return self._last_bytes == REJOINS
+        return self._sidecar is not None and self._sidecar.can_rejoin
 
     def take(self, line: Line) -> None:
         """Records a finished line of output."""

@@ -1,6 +1,7 @@
 """What becomes of `fit` when a worker or a server is killed, or a server is paused."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ import tensorflow as tf
 from strategies.compat.tensorflow import Session
 from strategies.ps import connection as client
 from strategies.ps import watchdog_store as watching
+from tests.support.job import HANGING_SECONDS
 from tf_config import Address, Task, TFConfig, local_cluster
 from tf_config.builder import free_ports
 
@@ -233,6 +235,36 @@ def test_training_goes_on_from_the_last_checkpoint(forked):
     assert numbers.count(0) == 1 and len(numbers) <= epochs + 1, numbers
     losses = [float(loss) for _, loss, _ in lines]
     assert losses[-1] < losses[0]
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
+def test_the_launcher_restarts_a_killed_worker_alone(forked, mode):
+    def lines(name):
+        path = forked.directory / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    process = forked.start(
+        "--workers", 2, "--ps", 1, "--max-restarts", 4, SCRIPT, mode, forked.directory, 10_000
+    )
+
+    def wait_for_epochs(index):
+        name = f"worker-{index}"
+        enough = len(lines(name)) + 3
+        forked.wait_for(lambda: len(lines(name)) >= enough, HANGING_SECONDS)
+
+    for index in (1, 0, 1):  # the first worker, too
+        wait_for_epochs(index)
+        os.kill(int(lines(f"pids-{index}")[-1]), signal.SIGKILL)
+    wait_for_epochs(1)
+    (forked.directory / "stop").touch()
+    code, output = forked.finish(process, HANGING_SECONDS)
+    assert code == 0, output
+    assert output.count(" alone, the other tasks continue") == 3
+    assert (len(lines("pids-0")), len(lines("pids-1"))) == (2, 3)
+    losses = [float(line.split()[1]) for line in lines("worker-1")]
+    assert losses[-1] < 0.9 * losses[0]
+    forked.assert_nothing_left()
 
 
 @SLOW

@@ -77,7 +77,7 @@ def test_the_first_failure_is_named_and_ends_the_others(job):
     script = job.script(WHO + "import sys\nif me == 1: print('goodbye'); sys.exit(7)\n" + SLEEP)
     start = time.monotonic()
     code, output = job.run("--workers", 3, "--log-dir", "logs", script)
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 30
     assert code == 7
     assert "tf-config: worker 1 failed with exit code 7\n" in output
     assert output.endswith(
@@ -365,6 +365,57 @@ def test_after_a_failure_all_tasks_start_again_on_new_ports(job):
     lines = (job.directory / "logs/worker-0.log").read_text().splitlines()
     assert [line.split()[:2] for line in lines] == [["attempt", str(n)] for n in range(3)]
     assert len({line.split()[2] for line in lines}) == 3
+
+
+ALONE = " alone, the other tasks continue"
+REJOINS = (
+    WHO + "import pathlib, sys, time\nfrom tf_config.launcher.reports import report\n"
+    "restart = int(os.environ['KERAS_STRATEGIES_RESTARTS'])\n"
+    "print('start', me, os.getpid(), flush=True)\nreport('can-rejoin')\n"
+    "pathlib.Path(f'ready-{me}').touch()\n"
+    "def wait(name):\n"
+    "    while not pathlib.Path(name).exists(): time.sleep(0.01)\n"
+    "wait('ready-0'); wait('ready-1')\n"
+)
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "sys.exit(3)"])
+def test_a_worker_that_can_rejoin_is_restarted_alone(job, how):
+    script = job.script(
+        REJOINS + f"if me == 1 and restart < 2: {how}\n"
+        "if me == 0: wait('done')\nelse: pathlib.Path('done').touch()\n"
+    )
+    code, output = job.run("--workers", 2, "--max-restarts", 5, script)
+    assert code == 0, output
+    assert f"restart 2 of 5: worker 1{ALONE}" in output
+    assert sorted(re.findall(r"\] start (\d)", output)) == [*"0111"]
+    job.assert_nothing_left()
+
+
+def test_after_an_exchange_all_are_restarted(job):
+    script = job.script(
+        REJOINS + "report('exchanged')\nif me == 1 and restart < 1: sys.exit(3)\n"
+        "if restart < 1: time.sleep(60)\n"
+    )
+    code, output = job.run("--workers", 2, "--max-restarts", 5, script)
+    assert code == 0, output
+    assert ALONE not in output
+    assert sorted(re.findall(r"\] start (\d)", output)) == [*"0011"]
+
+
+def test_the_last_worker_is_restarted_with_the_servers_unless_it_was_killed(job):
+    # Servers end when the last worker has left, which one that was killed did not do.
+    script = job.script(REJOINS.replace("wait('ready-1')", "") + "if restart < 1: sys.exit(3)\n")
+    code, output = job.run("--workers", 1, "--max-restarts", 5, script)
+    assert code == 0 and ALONE not in output, output
+
+
+def test_a_worker_is_restarted_alone_until_no_restarts_are_left(job):
+    script = job.script(REJOINS + "if me == 1: sys.exit(3)\ntime.sleep(60)\n")
+    code, output = job.run("--workers", 2, "--max-restarts", 2, script)
+    assert code == 3 and output.count(ALONE) == 2, output
+    assert "worker 1 failed first, with exit code 3" in output
+    job.assert_nothing_left()
 
 
 def test_restarts_have_an_end(job):
