@@ -240,6 +240,7 @@ class Checkpoint(Callback):
             if is_due:
                 self._save(self._epoch + 1, 0)
                 self._advance(self._epoch + 1, 0, wait=True)
+        self._position = None  # with an iterator of its own
 
     def _any_and_all(self, is_due: bool, has_ended: bool) -> tuple[bool, bool]:
         """Returns whether a checkpoint is due on any worker, and whether all have ended training.
