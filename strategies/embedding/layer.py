@@ -337,7 +337,7 @@ class EmbeddingLayer:
         * `new`, `evicted`: number of rows created, and of rows removed by `evict`.
         * `refused`, `shared`: number of ids that admission refused, or that got the shared row.
         * `imbalance`: largest number of rows on a worker or server, divided by the mean.
-        * `prefetched`: number of rows from `prefetch_rows`.
+        * `prefetched`: number of rows from `prefetch_rows`, on each replica by itself.
         * `bytes_ids`, `bytes_rows`, `bytes_gradients`: bytes sent between workers, or between
           workers and servers.
         """
