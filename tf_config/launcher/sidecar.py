@@ -24,9 +24,8 @@ from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous.http_store import StoreServer
 from tf_config.secret import secret_of
 
-# Reports to the launcher that a task on another host did not join the others: the last bytes of its
-# output, which a terminal does not show.
-UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
+# The agent's message that a task on another host did not join the others.
+UNSYNCHRONIZED = b"apart"
 _LAST_PORT = 65535
 _SAMPLE_EVERY_SECONDS = 0.5
 
