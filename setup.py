@@ -33,12 +33,14 @@ setup(
         # No wheel of it is on the package index, and its build needs a flag: see BUILD.md.
         "horovod": ["horovod==0.28.1"],
         "examples": ["scikit-learn"],
+        "metrics": ["prometheus-client"],
         "parquet": ["pyarrow"],
         "test": [
             "hypothesis",
             "keras-tuner",
             "kubernetes",
             "matplotlib",
+            "prometheus-client",
             "psutil",
             "pyarrow",
             "pytest",

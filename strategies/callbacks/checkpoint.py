@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ from strategies.compat.keras import (
 )
 from strategies.data.iterator_position import IteratorPosition
 from strategies.diagnostics.consistency import check_same_call, raise_on_all, spec_text
+from strategies.diagnostics.metrics import add_source
 from strategies.utils.argument_checks import check_whole_number
 from strategies.utils.delayed_termination import DelayedTermination
+from tf_config.launcher.metrics import CHECKPOINT_TIME
+from tf_config.launcher.progress_file import Sample
 
 # How long a checkpoint that is being written may delay SIGTERM. Slurm and Kubernetes kill a process
 # 30 seconds after the signal.
@@ -140,6 +143,15 @@ class Checkpoint(Callback):
         self._position: IteratorPosition | None = None
         self._position_bytes = 0
         self._in_step = True
+        self._save_begin = 0.0
+        self._last_save: tuple[float, float] | None = None  # when it was complete, and its duration
+
+    def _samples(self) -> Iterator[Sample]:
+        """Returns when the last checkpoint was complete, and its duration."""
+        if self._last_save is not None:
+            names, labels = (CHECKPOINT_TIME, "checkpoint_duration_seconds"), (str(self._path),)
+            for name, value in zip(names, self._last_save, strict=True):
+                yield Sample(name, value, labels)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restores the checkpoint, if there is one, and skips the data before its step."""
@@ -148,6 +160,7 @@ class Checkpoint(Callback):
                 "strategies.callbacks.Checkpoint requires a model of Keras 3. Received: a model of "
                 "tf_keras. Use tf_keras.callbacks.BackupAndRestore."
             )
+        add_source(self, Checkpoint._samples)
         strategy = self.model.distribute_strategy
         self._in_step = are_in_step(strategy)
         if self._background and not self._in_step:
@@ -272,6 +285,7 @@ class Checkpoint(Callback):
         self._begun_step = self._step
         if self._in_step and self._saved_step == self._step:
             return  # the previous one was cut only now
+        self._save_begin = time.monotonic()
         self._saving = CheckpointSave(
             self._path, self.model, collectives, self._in_background, is_divided=self._in_step
         )
@@ -308,6 +322,7 @@ class Checkpoint(Callback):
                 if saving.is_cut:
                     saving.publish()
                     self._watch_size(saving.position_bytes)
+                    self._last_save = time.time(), time.monotonic() - self._save_begin
                 else:
                     saving.cut(self._step, epoch, batch, self._position_to_save(), self._data())
                     self._saved_step = self._step

@@ -48,6 +48,7 @@ from strategies.core.scope import (
 )
 from strategies.core.scope_use import note_creation, note_entered
 from strategies.core.seeds import seed_state_creator, worker_seed_scope
+from strategies.core.step_counter import StepCounter
 from strategies.core.step_inputs import StepInputs
 from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options, per_replica_datasets
@@ -55,6 +56,7 @@ from strategies.data.same_batches import BatchComparison
 from strategies.data.same_order import in_common_order
 from strategies.data.sharding import equal_steps, is_divided, shard_dataset, undo_sharding
 from strategies.diagnostics.consistency import check_same_call
+from strategies.diagnostics.metrics import are_reported
 from strategies.diagnostics.progress import start_progress_reports
 from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
@@ -145,6 +147,10 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.merged_logs = MergedLogs(collectives, len(self._devices))
         self._is_of_several_processes = resolver is not None
+        self._step_counter: StepCounter | None = None
+        if are_reported():
+            self._step_counter = StepCounter()
+            start_progress_reports()
         if resolver is not None:
             note_creation()
             start_progress_reports()
@@ -320,6 +326,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         check_step(fn, strategy, is_summed=self._num_workers > 1)
         agreed = agree_on_overflow if self._num_replicas_in_sync > 1 else contextlib.nullcontext
         watched = self.loss_reduction_check.watch(fn, self._num_replicas_in_sync)
+        # Not nested calls, whose arguments are no examples; see `_call_for_each_replica`.
+        if self._step_counter is not None and not self._input_weights:
+            self._step_counter.count(fn, StepInputs(args, kwargs or {}, self._devices))
         with explain_mixed_strategies(fn, strategy), agreed(strategy), watched:
             call = super().call_for_each_replica
             return self.merged_logs.run(fn, lambda step: call(step, args, kwargs))

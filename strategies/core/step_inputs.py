@@ -70,11 +70,9 @@ class StepInputs:
           call instead of `fn`: replicas run in their own threads, which do not inherit control
           dependencies.
         """
-        tensors = {id(each): each for leaves in self._leaves for each in _components(leaves)}
-        symbolic = [each for each in tensors.values() if tf.is_symbolic_tensor(each)]
-        if tf.executing_eagerly() or not symbolic:
+        exist = self._exist()
+        if exist is None:
             return contextlib.nullcontext(), fn
-        exist = tf.group(*symbolic)
         convertible = convert_with_autograph(fn)
 
         def call_after_inputs(*args: Any, **kwargs: Any) -> Any:
@@ -82,6 +80,17 @@ class StepInputs:
                 return convertible(*args, **kwargs)
 
         return tf.control_dependencies([exist]), autograph_artifact(call_after_inputs)
+
+    def after(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a scope whose operations run only if the inputs exist; see `run_after`."""
+        exist = self._exist()
+        return contextlib.nullcontext() if exist is None else tf.control_dependencies([exist])
+
+    def _exist(self) -> tf.Operation | None:
+        """Returns an operation that runs if the inputs exist; None if they exist already."""
+        tensors = {id(each): each for leaves in self._leaves for each in _components(leaves)}
+        symbolic = [each for each in tensors.values() if tf.is_symbolic_tensor(each)]
+        return None if tf.executing_eagerly() or not symbolic else tf.group(*symbolic)
 
 
 def _tensors(inputs: Any) -> list[tf.Tensor | tf.RaggedTensor | tf.SparseTensor]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -14,21 +15,98 @@ from strategies.collectives.base import Collectives, StreamKeeper
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.profiling.spans import EXCHANGE, SpanStream
 from strategies.utils.devices import HOST
+from tf_config.doctor.operation_trace import Operation
+
+KEPT = 1000  # the number of the latest operations that are kept
+
+
+class GraphOperations:
+    """The operations of one kind that functions run, which count and time themselves.
+
+    The latest ones are kept in a variable. Python reads it while functions run: an operation writes
+    its number, its times and the number of its name in one piece, when it has ended.
+
+    Args:
+      kind: the kind of the operations.
+
+    Attributes:
+      names: the names of the operations that were traced.
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self.names: list[str] = []
+        with tf.init_scope(), tf.device(HOST):
+            self._begun, self._ended = (
+                ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2)
+            )
+            self._latest = ResourceVariable(tf.zeros([KEPT, 4], tf.float64), trainable=False)
+
+    def begin(self) -> tf.Tensor:
+        """Counts an operation that begins; returns its number and the time, float64 [2]."""
+        with tf.device(HOST):
+            number = self._begun.assign_add(1).read_value()
+            return tf.stack([tf.cast(number, tf.float64), tf.timestamp()])
+
+    def end(self, begun: tf.Tensor, name: str) -> None:
+        """Counts and records an operation that has ended.
+
+        Args:
+          begun: the result of `begin`.
+          name: the name of the operation.
+        """
+        with tf.device(HOST):
+            self._ended.assign_add(1, read_value=False)
+            of_end = tf.stack([tf.timestamp(), tf.constant(float(len(self.names)), tf.float64)])
+            place = tf.cast(begun[0], tf.int64) % KEPT
+            self._latest.scatter_nd_update([[place]], [tf.concat([begun, of_end], 0)])
+        self.names.append(name)
+
+    def counts(self) -> tuple[int, int]:
+        """Returns how many operations have begun and ended."""
+        return int(self._begun.numpy()), int(self._ended.numpy())
+
+    def latest(self, stream: int) -> list[Operation]:
+        """Returns the latest operations that have ended, and those that have not.
+
+        Args:
+          stream: the number of this stream of operations.
+        """
+        begun, ended = self.counts()
+        recorded = [
+            Operation(stream, int(number), self.names[int(name)], begin, end)
+            for number, begin, end, name in self._latest.numpy().tolist()
+            if number
+        ]
+        running = range(ended + 1, begun + 1)
+        return [
+            *(each for each in recorded if each.number not in running),
+            *(Operation(stream, number, self.kind, None, None) for number in running),
+        ]
+
+
+class _Running(NamedTuple):
+    """An operation that Python runs: its number, its name, and when it began."""
+
+    number: int
+    name: str
+    begin: float
 
 
 class OperationTracker:
     """Records the collective operations that this process has begun and ended.
 
-    Eager operations are counted in Python. Operations in functions count themselves in two
-    variables, because Python does not see them run.
+    Eager operations are counted in Python. Operations in functions count themselves in variables,
+    because Python does not see them run. The latest operations are kept with their times.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        self._eager: dict[int, tuple[int, str]] = {}
+        self._eager: dict[int, _Running] = {}
         self._steps = 0
-        self._in_steps: dict[int, tuple[int, str]] = {}
-        self._graphs: list[tuple[str, ResourceVariable, ResourceVariable]] = []
+        self._in_steps: dict[int, _Running] = {}
+        self._graphs: list[GraphOperations] = []
+        self._ended: collections.deque[Operation] = collections.deque(maxlen=KEPT)
         self._seen: tuple[Any, ...] = ()
         self._since = time.monotonic()
 
@@ -36,62 +114,74 @@ class OperationTracker:
     def track_eager(self, kind: str) -> Iterator[None]:
         """Records an eager operation while the block runs."""
         self._count += 1
-        thread = threading.get_ident()
-        self._eager[thread] = (self._count, kind)
-        try:
+        with self._track(self._eager, 0, self._count, kind):
             yield
-        finally:
-            self._eager.pop(thread, None)
 
     @contextlib.contextmanager
     def track_step(self, what: str) -> Iterator[None]:
         """Records an action of a step in Python while the block runs."""
         self._steps += 1
-        thread = threading.get_ident()
-        self._in_steps[thread] = (self._steps, what)
+        with self._track(self._in_steps, 1, self._steps, what):
+            yield
+
+    @contextlib.contextmanager
+    def _track(
+        self, running: dict[int, _Running], stream: int, number: int, name: str
+    ) -> Iterator[None]:
+        thread, begin = threading.get_ident(), time.time()
+        running[thread] = _Running(number, name, begin)
         try:
             yield
         finally:
-            self._in_steps.pop(thread, None)
+            running.pop(thread, None)
+            self._ended.append(Operation(stream, number, name, begin, time.time()))
 
-    def add_counters(self, kind: str) -> tuple[ResourceVariable, ResourceVariable]:
-        """Creates counters of the operations of a kind that functions have begun and ended."""
-        with tf.init_scope(), tf.device(HOST):
-            begun, ended = (ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2))
-        self._graphs.append((kind, begun, ended))
-        return begun, ended
+    def add_graph_operations(self, kind: str) -> GraphOperations:
+        """Returns the record of operations of a kind that functions will run."""
+        self._graphs.append(GraphOperations(kind))
+        return self._graphs[-1]
 
     def begun(self) -> list[int]:
         """Returns how many eager operations, actions of steps, and operations of functions began.
 
         Functions are traced in the same order on all workers, and so are their counters.
         """
-        return [self._count, self._steps, *(int(begun.numpy()) for _, begun, _ in self._graphs[:])]
+        return [self._count, self._steps, *(each.counts()[0] for each in self._graphs[:])]
 
     def pending(self) -> list[tuple[int, int]]:
         """Returns (index in `begun`, number) of each operation that has begun and not ended."""
-        pending = [(0, number) for number, _ in list(self._eager.values())]
-        pending += [(1, number) for number, _ in list(self._in_steps.values())]
-        for index, (_, begun, ended) in enumerate(self._graphs[:], 2):
-            number = int(begun.numpy())
-            if number > int(ended.numpy()):
-                pending.append((index, number))
+        pending = [(0, each.number) for each in list(self._eager.values())]
+        pending += [(1, each.number) for each in list(self._in_steps.values())]
+        for index, graph in enumerate(self._graphs[:], 2):
+            begun, ended = graph.counts()
+            if begun > ended:
+                pending.append((index, begun))
         return pending
+
+    def latest(self) -> list[Operation]:
+        """Returns the latest operations in the order of their begin, those that run at the end.
+
+        Their streams are the indices in `begun`.
+        """
+        operations = list(self._ended)
+        for stream, running in enumerate((self._eager, self._in_steps)):
+            operations += [Operation(stream, *each, None) for each in list(running.values())]
+        for stream, graph in enumerate(self._graphs[:], 2):
+            operations += graph.latest(stream)
+        operations.sort(key=lambda each: float("inf") if each.begin is None else each.begin)
+        return operations[-KEPT:]
 
     def waiting(self) -> tuple[str, str, float]:
         """Returns the kind ("eager", "function" or ""), name and seconds of this worker's wait."""
-        counts = [
-            (kind, int(begun.numpy()), int(ended.numpy()))
-            for kind, begun, ended in list(self._graphs)
-        ]
+        counts = [(graph.kind, *graph.counts()) for graph in list(self._graphs)]
         eager, in_steps = sorted(self._eager.values()), sorted(self._in_steps.values())
         seen = (tuple(eager), tuple(counts), self._steps, tuple(in_steps))
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._since = seen, now
         if eager:
-            return "eager", f"{eager[0][1]} number {eager[0][0]}", now - self._since
-        running = [what for _, what in in_steps]
+            return "eager", f"{eager[0].name} number {eager[0].number}", now - self._since
+        running = [each.name for each in in_steps]
         running += [kind for kind, begun, ended in counts if begun > ended]
         return ("function", running[0], now - self._since) if running else ("", "", 0.0)
 
@@ -113,7 +203,7 @@ class WatchedCollectives(StreamKeeper):
         self.size = collectives.size
         self._collectives = collectives
         self._operations = operations
-        self._counters: dict[str, tuple[ResourceVariable, ResourceVariable]] = {}
+        self._graph_operations: dict[str, GraphOperations] = {}
         self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
 
     def _make_stream(self) -> WatchedCollectives:
@@ -141,20 +231,20 @@ class WatchedCollectives(StreamKeeper):
         if tf.executing_eagerly():
             with self._operations.track_eager(kind):
                 return self._spans.measure(kind, lambda: operation(*arguments))
-        if kind not in self._counters:
-            self._counters[kind] = self._operations.add_counters(kind)
-        begun, ended = self._counters[kind]
+        if kind not in self._graph_operations:
+            self._graph_operations[kind] = self._operations.add_graph_operations(kind)
+        record = self._graph_operations[kind]
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
         # Counted after the arguments are computed and before the operation starts, so that a worker
         # that is still computing them has not begun, and one that has sent its part has.
         with tf.control_dependencies(tf.nest.flatten(arguments)):
-            counted = begun.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted]):
+            begun = record.begin()
+        with tf.control_dependencies([begun]):
             arguments = tf.nest.map_structure(tf.identity, arguments)
             name = f"{kind}{_size(tf.nest.flatten(arguments[0]))}"
             result = self._spans.measure(name, lambda: operation(*arguments))
         with tf.control_dependencies(tf.nest.flatten(result)):
-            ended.assign_add(1, read_value=False)
+            record.end(begun, name)
         return result
 
 

@@ -1,18 +1,18 @@
-"""Reports this process's step to the launcher, which shows it if the process is killed."""
+"""Reports to the launcher: the step, shown if the process is killed, and the process's numbers."""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import os
 import threading
+from collections.abc import Callable
 
 from strategies.diagnostics.calls import call_in
+from strategies.diagnostics.metrics import Reporter, are_reported
 from strategies.diagnostics.stack import stack_of
 from strategies.diagnostics.watchdog import place_in
 from strategies.utils.background_thread import BackgroundThread
-from tf_config.launcher.exit_diagnosis import write_progress
-from tf_config.launcher.settings import PROGRESS_VARIABLE
+from tf_config.launcher.progress_file import file_of, write_progress, write_report
 
 _PAUSE_SECONDS = 0.5
 _SECONDS_TO_END = 5.0  # a network directory that does not respond may delay the thread
@@ -22,7 +22,7 @@ _has_started = False
 def start_progress_reports() -> None:
     """Starts reporting the main thread's position if the launcher reads it; once per process."""
     global _has_started
-    path = os.environ.get(PROGRESS_VARIABLE, "")
+    path = file_of()
     if path and not _has_started:
         _has_started = True
         thread = BackgroundThread(functools.partial(_tell, path), "progress")
@@ -44,10 +44,15 @@ def where(thread: int) -> str:
 
 def _tell(path: str, stopped: threading.Event) -> None:
     main = threading.main_thread().ident or 0
+    reports: list[Callable[[], None]] = [lambda: write_progress(path, where(main))]
+    if are_reported():
+        reporter = Reporter()
+        reports.append(lambda: write_report(path, reporter.report()))
     while not stopped.wait(_PAUSE_SECONDS):
-        try:
-            write_progress(path, where(main))
-        except OSError:
-            return
-        except Exception:  # a model under construction may have no optimizer or iterations yet
-            continue
+        for write in reports:
+            try:
+                write()
+            except OSError:
+                return
+            except Exception:  # a model under construction may have no optimizer or iterations yet
+                continue

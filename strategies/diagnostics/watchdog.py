@@ -14,6 +14,7 @@ import atexit
 import dataclasses
 import linecache
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,8 +27,10 @@ from absl import logging
 from strategies.collectives.base import Collectives
 from strategies.collectives.startup.rendezvous import serve
 from strategies.diagnostics.calls import call_in
+from strategies.diagnostics.flight_recorder import FlightRecorder
 from strategies.diagnostics.operations import OperationTracker, WatchedCollectives
 from strategies.diagnostics.peers import SILENT_SECONDS, Peers, State
+from strategies.diagnostics.signal_request import SignalRequest
 from strategies.diagnostics.stack import Entry, stack_of
 from strategies.utils.background_thread import BackgroundThread
 from tf_config import Address, ClusterSpec, Task
@@ -162,7 +165,7 @@ class Watchdog:
       task: the task of this process.
       operations: the tracker of this worker's operations.
       seconds: the number of seconds after which a wait is reported.
-      end: ends the process with a message; None logs it and exits.
+      end: ends the process with a message; None logs it, writes the last operations, and exits.
       step_timeout: the number of seconds after which a wait ends the job.
       needs_all: whether workers cannot continue without one that has ended.
       keeper: the task that serves the entries; None is the first worker.
@@ -190,17 +193,20 @@ class Watchdog:
         self._step_timeout = step_timeout
         self._needs_all = needs_all
         self._keeper = keeper or tasks[0]
-        self._end = end or _end_process
+        self._end = end or self._end_process
         # Less often with more workers: the first worker answers all of them.
         self._publish_seconds = max(_PUBLISH_SECONDS, len(tasks) / 10)
         self._main = threading.main_thread().ident or 0
+        self._recorder = FlightRecorder(task, operations, self._place)
+        self._request = SignalRequest(signal.SIGUSR1)
         self._warned = 0.0
         self._beat = 0
         self._thread = BackgroundThread(self._watch, "watchdog")
         self._process = os.getpid()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread, and writes the last operations on SIGUSR1 from now on."""
+        self._request.start()
         self._thread.start()
 
     def leave(self) -> None:
@@ -213,6 +219,7 @@ class Watchdog:
             return
         # First, because the thread would overwrite the entry below.
         self._thread.stop(_LEAVING_SECONDS)
+        self._request.stop()
         is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
         if hasattr(sys, "last_value"):  # set by an error that ends the script
             self._explain(is_reached)
@@ -315,14 +322,16 @@ class Watchdog:
     def _watch(self, stopped: threading.Event) -> None:
         published = 0.0
         while not stopped.wait(_PAUSE_SECONDS):
+            if self._request.is_pending():
+                self._recorder.write("SIGUSR1")
             kind, operation, waited = self.operations.waiting()
             if not waited:
                 self._warned = 0.0
             if time.monotonic() - published < self._publish_seconds:
                 continue
             published = time.monotonic()
-            place, pending = place_in(stack_of(self._main)), self.operations.pending()
-            mine = State(kind, operation, waited, place, pending=pending)
+            pending = self.operations.pending()
+            mine = State(kind, operation, waited, self._place(), pending=pending)
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
@@ -330,18 +339,22 @@ class Watchdog:
             if waited >= _ENDED_SECONDS and pending:
                 self.check_peers(mine, is_reached)
 
+    def _place(self) -> str:
+        return place_in(stack_of(self._main))
+
+    def _end_process(self, message: str) -> None:
+        # An exception would not do: the main thread is in an operation that Python cannot
+        # interrupt.
+        logging.error("%s", message)
+        self._recorder.write(message)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LINGER_SECONDS)
+        os._exit(1)
+
     def _publish(self, state: State) -> bool:
         self._beat += 1
         return self._entries.put(self._task, dataclasses.replace(state, beat=self._beat).to_bytes())
-
-
-def _end_process(message: str) -> None:
-    # An exception would not do: the main thread is in an operation that Python cannot interrupt.
-    logging.error("%s", message)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(_LINGER_SECONDS)
-    os._exit(1)
 
 
 def place_in(stack: Sequence[Entry]) -> str:

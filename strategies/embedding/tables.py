@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.compat.tensorflow import in_save_context
+from strategies.diagnostics.metrics import add_source
 from strategies.embedding.checkpoint import export_import, snapshot
 from strategies.embedding.checkpoint import row_checkpoint as checkpoint
 from strategies.embedding.checkpoint.background_save import BackgroundSave
@@ -32,6 +33,7 @@ from strategies.embedding.shard.eviction import evict
 from strategies.embedding.shard.table import STATISTICS, Table
 from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.variables.row_variable import RowVariable
+from tf_config.launcher.progress_file import Sample
 
 
 class Tables:
@@ -90,6 +92,11 @@ class Tables:
             variables[group].read_whole = self._reader(variables[group], group, configs)
             # A delta's base would restore slot variables of the former optimizer.
             variables[group].on_slots_removed = self._delta_bases.clear
+        add_source(self, Tables.samples)
+
+    def samples(self) -> list[Sample]:
+        """Returns numbers of the rows in this process's memory, for the page of metrics."""
+        return [sample for shard in self._shards for sample in shard.samples()]
 
     def _snapshots(self, group: Group, configs: Sequence[TableConfig]) -> Snapshots:
         shard = self._shards[0]

@@ -90,7 +90,7 @@ def check_nothing_is_lost_or_counted_twice():
     counted = loop.counts()
     assert counted["lookups"] == 3 * STEPS * replicas * size, counted
     assert counted["new"] == counted["rows"] == 1 + size + STEPS * replicas * size, counted
-    # On each replica its ids differ; over the replicas of a step, which `unique` counts, they do not.
+    # The ids of a replica differ; those of the replicas of a step, which `unique` counts, do not.
     assert counted["prefetched"] == (counted["lookups"] if is_prefetched else 0), counted
     # A step sees of its own worker's changes all but those of one step.
     if mode == "half_async":

@@ -218,7 +218,7 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
         dest="verbosity",
         action="store_const",
         const=1,
-        help="also print what is started and read, and TensorFlow's notes",
+        help="also print starts, settings and TensorFlow's notes",
     )
 
 

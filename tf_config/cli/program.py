@@ -6,12 +6,17 @@ import argparse
 import contextlib
 import os
 import re
+import sys
 from typing import Any
 
-from tf_config.cli.arguments import count, offer_paths, positive, say, seconds
+from tf_config.cli.arguments import count, offer_paths, port, positive, say, seconds
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher.commands import MODULE, script_of
+from tf_config.launcher.metrics import MetricsPage
 from tf_config.launcher.settings import LaunchOptions
+
+_METRICS_HOST = "127.0.0.1"
+_LAST_PORT = 65535
 
 
 def add_settings(
@@ -126,6 +131,52 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     offer_paths(rest, "file")
 
 
+def add_metrics(parser: argparse.ArgumentParser, port_help: str) -> None:
+    """Adds the arguments for a page of metrics.
+
+    Args:
+      parser: the parser to add the arguments to.
+      port_help: a description of the port.
+    """
+    parser.add_argument("--metrics-port", type=port, metavar="P", help=port_help)
+    parser.add_argument(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help=f"address to serve the metrics on ({_METRICS_HOST})",
+    )
+
+
+def metrics_page(arguments: argparse.Namespace, number: int = 0) -> MetricsPage | None:
+    """Returns the page of metrics, whose port is taken from now on; None if none is requested.
+
+    Args:
+      arguments: the arguments of `add_metrics`.
+      number: added to the port.
+
+    Raises:
+      ClusterConfigError: if the page cannot be served.
+    """
+    host, first = arguments.metrics_host, arguments.metrics_port
+    if first is None:
+        if host is not None:
+            raise ClusterConfigError(
+                "--metrics-host requires --metrics-port. Received: --metrics-host "
+                f"{quoted(host)} only. Add, for example, --metrics-port 9100."
+            )
+        return None
+    if not hasattr(os, "memfd_create"):
+        raise ClusterConfigError(
+            "--metrics-port requires Linux, where tasks report their numbers in shared memory. "
+            f"Received: {sys.platform}. Omit the option."
+        )
+    if first + number > _LAST_PORT:
+        raise ClusterConfigError(
+            f"--metrics-port must leave a port for each task of this host. Received: {first}, and "
+            f"{number} tasks before this one. Choose a lower port."
+        )
+    return MetricsPage(_METRICS_HOST if host is None else host, first + number)
+
+
 def request(arguments: argparse.Namespace) -> LaunchOptions:
     """Returns the settings given as arguments.
 
@@ -140,6 +191,7 @@ def request(arguments: argparse.Namespace) -> LaunchOptions:
         interface=arguments.interface,
         variables=dict(_variable(text) for text in getattr(arguments, "env", [])),
         is_verbose=getattr(arguments, "verbosity", 0) > 0,
+        has_metrics=getattr(arguments, "metrics_port", None) is not None,
     )
 
 

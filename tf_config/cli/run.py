@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import shlex
@@ -23,8 +24,10 @@ from tf_config.cli.arguments import (
     say,
 )
 from tf_config.cli.program import (
+    add_metrics,
     add_program,
     add_settings,
+    metrics_page,
     request,
     warn_of_options_after_program,
 )
@@ -34,6 +37,7 @@ from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import runner as launch
 from tf_config.launcher.console import Console
 from tf_config.launcher.job import JobSpec, shell_line
+from tf_config.launcher.metrics import MetricsPage
 from tf_config.launcher.restarts import Restarts
 
 NAME = "run"
@@ -45,13 +49,14 @@ EXAMPLE = "tf-config run --hosts node1:2,node2:2 --log-dir logs train.py --epoch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_roles(parser)
-    add_hosts(parser, "free ones, chosen at start")
+    add_hosts(parser, "free ones")
     parser.add_argument(
         "--ssh",
         metavar="COMMAND",
         help="ssh command, as in --ssh 'ssh -p 2222' (ssh, or that of --allocation)",
     )
     add_settings(parser)
+    add_metrics(parser, "port on which to serve metrics for Prometheus")
     add_verbosity(parser)
     log_dir = parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="write each task's output to DIR/<task>.log"
@@ -104,6 +109,14 @@ def run(arguments: argparse.Namespace) -> int:
             place = "" if command.host is None else f" on {command.host.login}"
             print(f"{command.task}{place}: cd {shlex.quote(os.getcwd())} && {shell_line(command)}")
         return 0
+    page = metrics_page(arguments)
+    with contextlib.nullcontext() if page is None else contextlib.closing(page):
+        return _run(job, arguments, page)
+
+
+def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) -> int:
+    if page is not None:
+        page.start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for characters that the encoding lacks
     console = Console(sys.stdout, job.roles.tasks[0], arguments.verbosity)
@@ -117,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.log_dir,
         arguments.max_restarts,
         restarts.record_failure,
+        page,
     )
 
 

@@ -23,15 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from tf_config.builder import free_ports
+from tf_config.launcher.agent_messages import message
 from tf_config.launcher.commands import cores, gpus
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.orphan_reaper import OrphanReaper
+from tf_config.launcher.process_memory import resident_of
 from tf_config.launcher.pty_process import PtyProcess, shell_code
+from tf_config.launcher.settings import METRICS_VARIABLE
 from tf_config.launcher.sidecar import REJOINS, UNSYNCHRONIZED, Sidecar
 
 _SILENCE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
 _TICK_SECONDS = 1.0
+_METRICS_SECONDS = 2.0
 _INPUT, _OUTPUT = 0, 1
 
 
@@ -74,7 +78,8 @@ def _run(request: dict[str, Any], reaper: OrphanReaper) -> int:
     reaper.watch(session.popen.pid)
     if sidecar is not None:
         sidecar.start(session.popen.pid)
-    code = _Relay(session, sidecar, diagnosis, notes).run()
+    has_metrics = METRICS_VARIABLE in environ
+    code = _Relay(session, sidecar, diagnosis, notes, has_metrics).run()
     reaper.forget(session.popen.pid)
     return code
 
@@ -102,6 +107,7 @@ class _Relay:
         sidecar: Sidecar | None,
         diagnosis: ExitDiagnosis,
         notes: queue.SimpleQueue[str],
+        has_metrics: bool,
     ):
         self._session = session
         self._diagnosis = diagnosis
@@ -111,6 +117,7 @@ class _Relay:
         self._lines = b""  # the beginning of an incomplete line of input
         self._heard = time.monotonic()
         self._gone = False  # whether the launcher is gone
+        self._next_metrics = 0.0 if has_metrics else float("inf")
 
     def run(self) -> int:
         """Relays until the program has ended and its output is passed on; returns its exit code."""
@@ -134,9 +141,9 @@ class _Relay:
         if cause and not self._gone:
             self._write(f"tf-config: {describe_exit(session.popen.returncode)}{cause}\n".encode())
         if self._sidecar is not None and self._sidecar.is_unsynchronized:
-            self._write(UNSYNCHRONIZED)
+            self._write(message(UNSYNCHRONIZED))
         elif self._sidecar is not None and self._sidecar.can_rejoin:
-            self._write(REJOINS)
+            self._write(message(REJOINS))
         return shell_code(session.popen.returncode)
 
     def _step(self, timeout: float) -> None:
@@ -146,7 +153,10 @@ class _Relay:
         readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
         if _INPUT in readable:
             self._take_input(os.read(_INPUT, 1 << 12))
-        if not self._pending and not self._notes.empty():
+        if not self._pending and time.monotonic() >= self._next_metrics:
+            self._next_metrics = time.monotonic() + _METRICS_SECONDS
+            self._pending = self._metrics()
+        elif not self._pending and not self._notes.empty():
             self._pending = f"tf-config: {self._notes.get()}\n".encode()
         elif self._session.terminal in readable:
             self._pending = self._session.read()
@@ -157,6 +167,12 @@ class _Relay:
             self._write(self._pending)
         if time.monotonic() - self._heard > _SILENCE_SECONDS:
             self._gone = True
+
+    def _metrics(self) -> bytes:
+        """Returns a message with the program's memory and numbers; see `ssh.metrics_of`."""
+        report = self._diagnosis.report()
+        text = None if report is None else report.to_json()
+        return message(json.dumps([resident_of(self._session.popen.pid), text]).encode())
 
     def _take_input(self, data: bytes) -> None:
         if not data:

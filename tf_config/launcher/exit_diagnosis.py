@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
 
 from tf_config.launcher.console import without_escapes
 from tf_config.launcher.process_memory import kills_of_cgroup, peak_of, was_killed_by_kernel
-from tf_config.launcher.settings import PROGRESS_VARIABLE
+from tf_config.launcher.progress_file import ProgressFile, Report
 
 # Messages of Python, the C++ library, TensorFlow and the C library when memory runs out.
 _NO_MEMORY = re.compile(
     r"\bMemoryError\b|std::bad_alloc|ResourceExhaustedError|RESOURCE_EXHAUSTED|OOM when allocating"
     r"|Cannot allocate memory|Unable to allocate .* for an array"
 )
-_LONGEST_BYTES = 1 << 10
 
 
 class ExitDiagnosis:
@@ -31,11 +29,8 @@ class ExitDiagnosis:
     """
 
     def __init__(self) -> None:
-        self._file: int | None = None
-        self.environ: dict[str, str] = {}
-        if hasattr(os, "memfd_create"):  # a file in memory, which disappears with this process
-            self._file = os.memfd_create("progress")
-            self.environ = {PROGRESS_VARIABLE: f"/proc/{os.getpid()}/fd/{self._file}"}
+        self._file = ProgressFile()
+        self.environ = self._file.environ
         self._peak = 0
         self._lacked = self._last = ""
         # The count is that of the whole control group, so only an increase is meaningful.
@@ -67,12 +62,14 @@ class ExitDiagnosis:
             return f"; it ran out of memory ({self._lacked}){self._memory()}{self._progress()}"
         return ""
 
+    def report(self) -> Report | None:
+        """Returns the last numbers that the process reported; None if there are none."""
+        return self._file.report()
+
     def close(self) -> None:
         """Reads the last progress that the process wrote, and frees its memory."""
-        if self._file is not None:
-            self._last = os.pread(self._file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
-            os.close(self._file)
-            self._file = None
+        self._last = self._file.text() or self._last
+        self._file.close()
 
     def _memory(self) -> str:
         return f"; it used {self._peak / (1 << 30):.1f} GiB of memory" if self._peak else ""
@@ -102,17 +99,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def write_progress(path: str, text: str) -> None:
-    """Writes the progress of this process, replacing what it wrote before.
-
-    Raises:
-      OSError: if the file cannot be written.
-    """
-    data = text.encode(errors="replace")[: _LONGEST_BYTES - 1]
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(descriptor, data.ljust(_LONGEST_BYTES), 0)
-    finally:
-        os.close(descriptor)

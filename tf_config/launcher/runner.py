@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import queue
 import re
@@ -21,6 +22,7 @@ from tf_config.cluster import Task
 from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
+from tf_config.launcher.metrics import MetricsPage, TaskMetrics
 from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.settings import RESTARTS_VARIABLE
 from tf_config.launcher.sidecar import describe_unsynchronized
@@ -47,6 +49,7 @@ def run(
     log_dir: Path | None = None,
     max_restarts: int = 0,
     on_failure: Callable[[Task], None] = lambda task: None,
+    page: MetricsPage | None = None,
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
@@ -65,6 +68,7 @@ def run(
         no logs.
       max_restarts: how often tasks are restarted after one has failed.
       on_failure: called with the task that failed first, before all tasks are restarted.
+      page: shows the tasks' numbers.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -81,6 +85,8 @@ def run(
         if restarts:
             console.note(f"restart {restarts} of {max_restarts}", 0)
         job = JobRunner(console, log_dir, restarts, max_restarts)
+        if page is not None:
+            page.show(job.metrics, functools.partial(getattr, job, "restarts"))
         job.run(commands)
         restarts = job.restarts
         if job.culprit is None or job.interrupted or restarts >= max_restarts:
@@ -188,6 +194,10 @@ class JobRunner:
         reaper.watch(process.popen.pid)
         return process
 
+    def metrics(self) -> list[TaskMetrics]:
+        """Returns the numbers of the tasks that run; may be called by other threads."""
+        return [process.metrics() for process in list(self._running)]
+
     def _pump(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
             process = key.data
@@ -195,9 +205,9 @@ class JobRunner:
                 os.read(key.fd, 1 << 10)  # woken up by a signal, or by the end of a process
                 continue
             data = process.read()
-            if not data:
+            if data is None:
                 self._selector.unregister(process.terminal)
-            self._show(process, process.lines.feed(data))
+            self._show(process, process.lines.feed(data or b""))
             if process.lines.redrawn:
                 self._console.progress(process.task, process.lines.partial)
 
@@ -345,7 +355,7 @@ class JobRunner:
             return
         self._drained.add(process)
         os.set_blocking(process.terminal, False)
-        while data := process.read():
+        while (data := process.read()) is not None:
             self._show(process, process.lines.feed(data))
         self._show(process, process.lines.close())
         last_words = self._last_words.pop(process, [])

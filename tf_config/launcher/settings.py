@@ -41,11 +41,14 @@ BARS_VARIABLE = "KERAS_STRATEGIES_BARS"
 WHOLE_BARS = "whole"
 SIDECAR_VARIABLE = "KERAS_STRATEGIES_SIDECAR"
 PROGRESS_VARIABLE = "KERAS_STRATEGIES_PROGRESS"  # the file to which a process writes its progress
+# "1": the process also writes its numbers there, for a page of metrics.
+METRICS_VARIABLE = "KERAS_STRATEGIES_METRICS"
 _SET_PER_TASK = (
     VARIABLE,
     RENDEZVOUS_VARIABLE,
     SIDECAR_VARIABLE,
     PROGRESS_VARIABLE,
+    METRICS_VARIABLE,
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME"),
     *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
@@ -73,6 +76,7 @@ class LaunchOptions:
       interface: the network interface of Horovod, NCCL and MPI.
       variables: further environment variables for all tasks.
       is_verbose: whether to show TensorFlow's notes.
+      has_metrics: whether the tasks report their numbers, for a page of metrics.
     """
 
     start_timeout: float | None = None
@@ -82,6 +86,7 @@ class LaunchOptions:
     interface: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     is_verbose: bool = False
+    has_metrics: bool = False
 
     def __post_init__(self) -> None:
         for name in self.variables:
@@ -144,6 +149,7 @@ def resolve_settings(
         **dict.fromkeys(THREAD_VARIABLES, _text(request.threads)),
         **({} if request.interface is None else _interface(request.interface)),
         RESTARTS_VARIABLE: _text(restart),
+        METRICS_VARIABLE: "1" if request.has_metrics else None,
         **request.variables,
         # Chosen among the GPUs that --env CUDA_VISIBLE_DEVICES or the environment names.
         **(

@@ -24,10 +24,9 @@ from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous.http_store import StoreServer
 from tf_config.secret import secret_of
 
-# Report to the launcher that a task on another host did not join the others, or that it can join
-# them again: the last bytes of its output, which a terminal does not show.
-UNSYNCHRONIZED = b"\x1b]tf-config;apart\x07"
-REJOINS = b"\x1b]tf-config;joins\x07"
+# The agent's messages that a task on another host did not join the others, and that it can join
+# them again.
+UNSYNCHRONIZED, REJOINS = b"apart", b"rejoins"
 _LAST_PORT = 65535
 _SAMPLE_EVERY_SECONDS = 0.5
 

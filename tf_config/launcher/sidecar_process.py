@@ -1,7 +1,8 @@
-"""A sidecar in a separate process, for a program that replaces this process (exec)."""
+"""A process beside a program that replaces this process (exec): its sidecar and its metrics."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -9,23 +10,40 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+from tf_config.cluster import Task
+from tf_config.errors import ClusterConfigError
+from tf_config.launcher.metrics import MetricsPage, TaskMetrics
+from tf_config.launcher.process_memory import resident_of
+from tf_config.launcher.progress_file import ProgressFile
 from tf_config.launcher.sidecar import Sidecar, describe_unsynchronized
 
 _POLL_SECONDS = 0.5
+_LONGEST_ANSWER = 1 << 12
 
 
-def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
+def fork_sidecar(
+    environ: Mapping[str, str], task: Task, page: MetricsPage | None = None, restarts: int = 0
+) -> dict[str, str]:
     """Starts the sidecar of a program; returns the variables to add to the program's environment.
 
     The sidecar is not a child of this process, because a program may wait for all of its children.
     It ends when this process ends.
+
+    Args:
+      environ: the environment of the program.
+      task: the task of the program.
+      page: a page that shows the program's numbers, served by the same process as the sidecar.
+      restarts: the number of restarts so far, for the page.
+
+    Raises:
+      ClusterConfigError: if the page cannot be served.
     """
 
     def note(text: str) -> None:
         print(f"tf-config: {text}", file=sys.stderr, flush=True)
 
     sidecar = Sidecar.beside(environ, note)
-    if sidecar is None:
+    if sidecar is None and page is None:
         return {}
     program = os.getpid()
     ready, done = os.pipe()
@@ -33,30 +51,57 @@ def fork_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
     if child == 0:
         try:
             if os.fork() == 0:
-                _run(sidecar, program, done)
+                file = None
+                if page is not None:
+                    # Created here, because its path has the number of the process that holds it.
+                    file = ProgressFile()
+                    page.show(_reader(task, program, file), lambda: restarts)
+                _run(sidecar, page, file, program, done)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(done)
-    sidecar.close()  # in this process; the sidecar's process keeps its servers
-    os.read(ready, 1)  # waits until the sidecar serves and closes its end, or has failed
+    for server in (sidecar, page):
+        if server is not None:
+            server.close()  # in this process; the sidecar's process keeps its servers
+    answer = os.read(ready, _LONGEST_ANSWER)  # empty if the sidecar has failed
     os.close(ready)
-    return sidecar.environ
+    if page is not None and not answer:
+        raise ClusterConfigError(
+            "--metrics-port requires a process beside the program. Received: one that ended at "
+            "once. Omit the option."
+        )
+    of_file = json.loads(answer) if answer else {}
+    return {**({} if sidecar is None else sidecar.environ), **of_file}
 
 
-def _run(sidecar: Sidecar, program: int, ready: int) -> None:
+def _reader(task: Task, program: int, file: ProgressFile) -> Callable[[], list[TaskMetrics]]:
+    return lambda: [TaskMetrics(task, resident_of(program), file.report())]
+
+
+def _run(
+    sidecar: Sidecar | None,
+    page: MetricsPage | None,
+    file: ProgressFile | None,
+    program: int,
+    ready: int,
+) -> None:
     """Serves until the program has ended, then prints a warning if it did not join the others."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):  # otherwise, readers of the output would wait for the sidecar
         os.dup2(nothing, descriptor)
-    sidecar.start(program)
+    if sidecar is not None:
+        sidecar.start(program)
+    if page is not None:
+        page.start()
     end = _end_check_of(program)
+    os.write(ready, json.dumps({} if file is None else file.environ).encode())
     os.close(ready)
     while not end():
         pass
-    if sidecar.is_unsynchronized:
+    if sidecar is not None and sidecar.is_unsynchronized:
         # The sidecar does not know how the program ended.
         text = f"{describe_unsynchronized([sidecar.task])} (An earlier failure also causes this.)"
         print(f"tf-config: {text}", file=sys.stderr, flush=True)

@@ -16,9 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf_config.cluster import Task
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.hosts import Host
 from tf_config.launcher.commands import Command
+from tf_config.launcher.metrics import TaskMetrics
+from tf_config.launcher.progress_file import Report
 
 HEARTBEAT_SECONDS = 5.0
 # The user's options in --ssh come first and take precedence, because ssh uses the first value.
@@ -111,6 +114,24 @@ def request(command: Command, size: tuple[int, int]) -> bytes:
         "directory": os.getcwd(),
     }
     return json.dumps(message).encode() + b"\n"
+
+
+def metrics_of(task: Task, message: bytes, previous: TaskMetrics) -> TaskMetrics:
+    """Returns what an agent has reported of its task: the memory, and the task's own report.
+
+    >>> metrics_of(Task("worker", 1), b"[4096, null]", None)
+    TaskMetrics(task=Task(type='worker', index=1), memory=4096, report=None)
+
+    Args:
+      task: the task.
+      message: the agent's message.
+      previous: the result if the message cannot be read, for example of another version's agent.
+    """
+    try:
+        memory, text = json.loads(message)
+        return TaskMetrics(task, int(memory), None if text is None else Report.from_json(text))
+    except (TypeError, ValueError):
+        return previous
 
 
 def _probe(

@@ -14,9 +14,12 @@ from pathlib import Path
 
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import ssh as remote
+from tf_config.launcher.agent_messages import MessageReader
 from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Line, LineAssembler, TaskLog, is_start_up_note
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
+from tf_config.launcher.metrics import TaskMetrics
+from tf_config.launcher.process_memory import resident_of
 from tf_config.launcher.pty_process import PtyProcess, shell_code
 from tf_config.launcher.sidecar import REJOINS, UNSYNCHRONIZED, Sidecar
 
@@ -54,7 +57,10 @@ class TaskProcess:
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._host = command.host
         self._shell = Path(command.via[0]).name if command.via else ""
-        self._last_bytes = b""
+        # What the agent has reported of a task on another host.
+        self._messages = MessageReader()
+        self._is_reported_unsynchronized = self._is_reported_rejoining = False
+        self._remote_metrics = TaskMetrics(command.task, 0, None)
         self._stdin_lock = threading.Lock()
         columns, lines = shutil.get_terminal_size()
         size = (max(columns - _PREFIX_WIDTH, 20), lines)
@@ -86,26 +92,35 @@ class TaskProcess:
         if command.via:
             self._send(remote.request(command, size))
 
-    def read(self) -> bytes:
-        """Returns the available output; empty once all writers are gone."""
+    def read(self) -> bytes | None:
+        """Returns the available output; None once all writers are gone."""
         data = self._session.read()
-        # The report is the very last output, but may come in two parts.
-        if self._host is not None:
-            self._last_bytes = (self._last_bytes + data)[-len(UNSYNCHRONIZED) :]
-        return data.removesuffix(UNSYNCHRONIZED).removesuffix(REJOINS)
+        if self._host is None:
+            return data or None
+        if not data:
+            return self._messages.close() or None
+        output, messages = self._messages.feed(data)
+        for message in messages:
+            if message == UNSYNCHRONIZED:
+                self._is_reported_unsynchronized = True
+            elif message == REJOINS:
+                self._is_reported_rejoining = True
+            else:
+                self._remote_metrics = remote.metrics_of(self.task, message, self._remote_metrics)
+        return output
 
     @property
     def is_unsynchronized(self) -> bool:
         """Whether the task computed without joining the others; valid once all output is read."""
         if self._host is not None:
-            return self._last_bytes == UNSYNCHRONIZED
+            return self._is_reported_unsynchronized
         return self._sidecar is not None and self._sidecar.is_unsynchronized is True
 
     @property
     def can_rejoin(self) -> bool:
         """Whether the task, started again, can join the others; valid once all output is read."""
         if self._host is not None:
-            return self._last_bytes == REJOINS
+            return self._is_reported_rejoining
         return self._sidecar is not None and self._sidecar.can_rejoin
 
     def take(self, line: Line) -> None:
@@ -151,6 +166,12 @@ class TaskProcess:
         """Measures the memory of the process, if it runs on this machine."""
         if self._diagnosis is not None:
             self._diagnosis.sample_memory(self.popen.pid)
+
+    def metrics(self) -> TaskMetrics:
+        """Returns the memory of the process and the numbers that it has reported."""
+        if self._diagnosis is None:
+            return self._remote_metrics
+        return TaskMetrics(self.task, resident_of(self.popen.pid), self._diagnosis.report())
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and all processes that it started, if any are left."""

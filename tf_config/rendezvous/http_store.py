@@ -6,14 +6,13 @@ A store with a secret answers only signed requests.
 from __future__ import annotations
 
 import http.client
-import socket
-import threading
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tf_config.address import Address
 from tf_config.cluster import Task
+from tf_config.http_server import HttpServer
 from tf_config.rendezvous.store import name_of
 from tf_config.secret import is_signed, secret_of, signature
 
@@ -61,7 +60,7 @@ class StoreHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-class StoreServer(ThreadingHTTPServer):
+class StoreServer(HttpServer):
     """A server that stores entries in memory.
 
     Args:
@@ -72,22 +71,14 @@ class StoreServer(ThreadingHTTPServer):
       OSError: if the server cannot listen on the address.
     """
 
-    daemon_threads = True
-    allow_reuse_port = False  # otherwise, two servers could share the port in newer Python versions
-
     def __init__(self, address: tuple[str, int], secret: str = ""):
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.entries: dict[str, bytes] = {}
         self._secret = secret
-        self._is_started = False
         super().__init__(address, StoreHandler)
 
     def admits(self, method: str, path: str, body: bytes, signed: str) -> bool:
         """Returns whether a request has a valid signature."""
         return is_signed(self._secret, signed, method.encode(), path.encode(), body)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: the client notices the missing answer, and may belong to another job."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Executes a request; returns the status and the content of the answer."""
@@ -98,17 +89,6 @@ class StoreServer(ThreadingHTTPServer):
         elif path not in self.entries:
             return HTTPStatus.NOT_FOUND, b""
         return HTTPStatus.OK, self.entries[path] if method == "GET" else b""
-
-    def start(self) -> None:
-        """Starts a thread that answers requests."""
-        self._is_started = True
-        threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
-
-    def close(self) -> None:
-        """Stops answering requests, and frees the address; may be called before `start`."""
-        if self._is_started:
-            self.shutdown()  # waits for the thread; without a thread, it would wait forever
-        self.server_close()
 
 
 class HttpStore:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from strategies.diagnostics.metrics import add_source
+from tf_config.launcher.progress_file import Sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,11 @@ class PrefetchQueue:
         self._requests: deque[_Request] = deque()
         self._is_used = False
         self._lock = threading.Lock()
+        add_source(self, PrefetchQueue.samples)
+
+    def samples(self) -> Iterable[Sample]:
+        """Returns the number of unused lookups, for the page of metrics."""
+        return (Sample("queue_depth", len(self._requests), ("lookups",)),)
 
     def submit(
         self, keys: np.ndarray, starts_step: bool, look_up: Callable[[], list[np.ndarray]]

@@ -25,6 +25,7 @@ from strategies.ps.extended import ParameterServerExtended
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.row_view import RowView
+from tf_config.launcher.progress_file import Sample
 
 # Must not occur in the name of any other variable.
 _NAME = "rows_of_this_server"
@@ -90,6 +91,10 @@ class RemoteTableShard(TableShard):
             return []
 
         self._server.run(self._server.locked(initialize)[0])
+
+    def samples(self) -> Iterable[Sample]:
+        """Returns no numbers; see `TableShard.samples`."""
+        return ()
 
     def call(
         self,

@@ -16,9 +16,10 @@ from strategies.embedding.shard.capacity import split_capacity
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.shard_lookup import ShardLookup
-from strategies.embedding.shard.table import Table
+from strategies.embedding.shard.table import STATISTICS, Table
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
+from tf_config.launcher.progress_file import Sample
 
 
 class Group(NamedTuple):
@@ -176,6 +177,17 @@ class TableShard:
         with tf.init_scope():
             result = function(*(tf.constant(array) for array in arrays))
         return None if result is None else tf.nest.map_structure(np.asarray, result)
+
+    def samples(self) -> Iterable[Sample]:
+        """Returns numbers of the tables' rows, for the page of metrics.
+
+        Those of a server are not read, because each call would take its lock from the training.
+        """
+        for name, table in self.tables.items():
+            counts = dict(zip(STATISTICS, table.counts.numpy().tolist(), strict=True))
+            yield Sample("embedding_rows", int(table.map.size()), (name,))
+            yield Sample("embedding_admitted_total", counts["new"], (name,))
+            yield Sample("embedding_evicted_total", counts["evicted"], (name,))
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
         """Creates the rows of a slot variable before the optimizer creates the variable.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 
+from strategies.diagnostics.metrics import add_source
 from strategies.profiling.spans import BACKGROUND, SpanStream
 from strategies.ps.connection import ServerGroup
 from strategies.ps.modes.base import Mode
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.server_program import StepProgram
+from tf_config.launcher.progress_file import Sample
 
 
 class Async(Mode):
@@ -60,6 +63,11 @@ class Async(Mode):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._spans = SpanStream(BACKGROUND)
+        add_source(self, Async.samples)
+
+    def samples(self) -> Iterable[Sample]:
+        """Returns the number of steps that are queued, for the page of metrics."""
+        return (Sample("queue_depth", self._queue.qsize(), ("updates",)),)
 
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Queues the updates of a step; returns the values pulled since the last step."""

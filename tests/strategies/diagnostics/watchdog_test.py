@@ -134,12 +134,13 @@ def test_an_operation_that_ends_while_it_is_looked_at_is_no_wait(store, monkeypa
 
 def test_what_has_begun_and_not_ended_is_pending():
     operations = OperationTracker()
-    begun, ended = operations.add_counters("all_reduce")
-    begun.assign_add(2)
-    ended.assign_add(1)
+    graph = operations.add_graph_operations("all_reduce")
+    graph.begin()
+    begun = graph.begin()
+    graph.end(begun, "all_reduce")
     with operations.track_eager("broadcast"), operations.track_step("a push"):
         assert operations.pending() == [(0, 1), (1, 1), (2, 2)]
-    ended.assign_add(1)
+    graph.end(begun, "all_reduce")
     assert operations.pending() == []
     assert operations.begun() == [1, 1, 2]
 

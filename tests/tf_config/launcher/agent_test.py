@@ -1,6 +1,7 @@
 """What runs on another host, without the way there."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,12 @@ import time
 
 import psutil
 import pytest
+
+from tf_config import Task
+from tf_config.launcher.agent_messages import MessageReader
+from tf_config.launcher.metrics import TaskMetrics
+from tf_config.launcher.progress_file import Report, Sample
+from tf_config.launcher.ssh import metrics_of
 
 SPEAKS = "import os, time; print('up', os.environ['A'], flush=True)\n"
 
@@ -133,3 +140,32 @@ def test_a_reader_that_leaves_ends_the_program(job):
     process.stdout.close()
     process.wait(20)
     job.assert_nothing_left()
+
+
+def test_it_reports_the_programs_numbers_if_the_launcher_serves_them(job):
+    """As messages among the output, which the launcher takes out again."""
+    code = (
+        "from tf_config.launcher.progress_file import Report, Sample, file_of, write_report\n"
+        "write_report(file_of(), Report(9.0, [Sample('steps_total', 5)]))\n"
+        "while not os.path.exists('read'): time.sleep(0.05)\n"
+        "print('done')"
+    )
+    request = program(code, KERAS_STRATEGIES_METRICS="1") | {"directory": str(job.directory)}
+    process = agent(job, request)
+    reader, latest, text = MessageReader(), TaskMetrics(Task("worker", 1), 0, None), b""
+    while latest.report is None:
+        output, messages = reader.feed(os.read(process.stdout.fileno(), 1 << 12))
+        text += output
+        for message in messages:
+            latest = metrics_of(latest.task, message, latest)
+    assert latest.report == Report(9.0, [Sample("steps_total", 5)])
+    assert latest.memory > 1 << 20
+    (job.directory / "read").touch()
+    rest, code = outcome(process)
+    assert (text + reader.feed(rest.encode())[0], code) == (b"up 1\ndone\n", 0)
+
+
+def test_a_message_of_another_version_changes_nothing():
+    before = TaskMetrics(Task("worker", 1), 4096, None)
+    for message in (b"", b"other", b"[1]", b'["much", null]', b"\xff"):
+        assert metrics_of(before.task, message, before) is before

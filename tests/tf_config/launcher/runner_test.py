@@ -159,7 +159,7 @@ def test_a_worker_that_fails_again_and_again_is_left_out(job, least, restarts, c
 
 def test_of_a_killed_task_its_last_step_is_said(job):
     script = job.script(
-        "import os, signal\nfrom tf_config.launcher.exit_diagnosis import write_progress\n"
+        "import os, signal\nfrom tf_config.launcher.progress_file import write_progress\n"
         "path = os.environ['KERAS_STRATEGIES_PROGRESS']\n"
         "write_progress(path, 'behind step 123456, in train.py')\n"
         "write_progress(path, 'behind step 7, in train.py')\nos.kill(os.getpid(), signal.SIGKILL)\n"
