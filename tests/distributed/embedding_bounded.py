@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.collectives.workers import collectives_of
+from strategies.embedding.shard.hashing import shard_of
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows
@@ -80,6 +81,36 @@ def check_a_stream_stays_within_the_limit_and_no_row_has_anothers_gradient():
         assert sum(found.values()) <= counted["lookups"] == steps * 4 * replicas * n, counted
 
 
+def check_a_gradient_is_of_the_row_that_was_looked_up_whoever_has_its_place():
+    """Each shard has room for one id, and another one of the same shard comes in between."""
+    servers = getattr(strategy.extended, "servers", None)
+    shards = n if servers is None else len(servers)
+    owners = shard_of(tf.range(100, dtype=tf.int64), shards).numpy()
+    first, second = np.flatnonzero(owners == owners[0])[:2].tolist()
+    with strategy.scope():
+        layer = strategies.DistributedEmbedding(
+            2, shards, embeddings_initializer="zeros", overflow="evict", name="table"
+        )
+        layer.build()
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(layer.trainable_variables)
+
+    def replica(others):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([first]), training=True))
+        for other in others:
+            layer(tf.constant([other]), training=True)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+    run = tf.function(lambda others: strategy.run(replica, args=(others,)))
+    for others, expected in (([second], {0.0}), ([], {-1.0 * n * replicas})):
+        run(others)
+        strategies.barrier(strategy)
+        ids, rows = all_rows(strategy, layer)
+        assert set(rows[:, 0].tolist()) == expected, (ids, rows)
+
+
 def check_what_was_evicted_is_not_in_a_delta():
     layer, step = trained(input_dim=ROOM, overflow="evict")
     directory = str(shared_directory(strategy) / "rows")
@@ -104,7 +135,7 @@ def check_rows_are_evicted_every_few_steps_of_fit():
     age = 4 * every
     with strategy.scope():
         rule = strategies.Eviction(age=age, every=2 * every)
-        layer = strategies.DistributedEmbedding(1, None, "sum", eviction=rule, name="table")
+        layer = strategies.DistributedEmbedding(1, combiner="sum", eviction=rule, name="table")
         ids = keras.Input([1], dtype="int64")
         model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
         model.compile("sgd", "mse")
