@@ -10,7 +10,8 @@ from strategies.utils.argument_checks import check_number, check_whole_number
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
-OVERFLOW = ("error", "share")
+OVERFLOW = ("error", "share", "evict")
+POLICIES = ("lru", "lfu")
 PLACEMENTS = ("sharded", "replicated")
 # The largest frequency that is stored for a row.
 MAX_FREQUENCY = 2**20 - 1
@@ -47,29 +48,59 @@ class Admission:
 
 @dataclass(frozen=True)
 class Eviction:
-    """Rule that selects the rows that `evict` removes: those not trained on recently or often.
+    """Rule that selects the rows to remove: those not trained on recently or often.
 
-    >>> Eviction(age=1000)
-    Eviction(age=1000, count=None)
+    A row that one of `age`, `count` and `seconds` selects is removed by `evict`, and with `every`
+    also during training. `policy` orders the rows of a full table with `overflow="evict"`.
+
+    >>> rule = Eviction(age=100_000, every=1000)
+    >>> rule.age, rule.every
+    (100000, 1000)
 
     Args:
       age: removes rows that were not trained on in the last `age` steps.
       count: removes rows that were trained on fewer than `count` times. Every occurrence of an id
         counts. At most 1,048,575, the largest number that is stored.
+      seconds: removes rows that were not trained on in the last `seconds` seconds, by the clock of
+        the first worker; on parameter servers, by that of the server that has the row. The time
+        between a save and a restart counts. A row may stay longer by 1/64 of `seconds`.
+      every: removes the selected rows whenever `every` further steps are done, at the beginning of
+        the next one. None removes them in calls of `evict` only.
+      policy: the rows that a full table with `overflow="evict"` removes first. "lru" are those that
+        were least recently trained on, and "lfu" those that were least frequently trained on. None
+        is "lru" in such a table.
 
     Raises:
-      ValueError: if neither argument is given, or one is out of range.
+      ValueError: if no argument selects rows, or one is out of range.
     """
 
     age: int | None = None
     count: int | None = None
+    seconds: float | None = None
+    every: int | None = None
+    policy: str | None = None
 
     def __post_init__(self) -> None:
-        if self.age is None and self.count is None:
-            raise ValueError("Eviction requires an age, a count, or both. Received: neither.")
-        for name, value in (("age", self.age), ("count", self.count)):
+        selects = any(each is not None for each in (self.age, self.count, self.seconds))
+        if self.every is not None and not selects:
+            raise ValueError(
+                "every requires an age, a count or seconds, which select the rows to remove. "
+                f"Received: every={self.every!r} without them. Set one of them, or omit every."
+            )
+        if not selects and self.policy is None:
+            raise ValueError(
+                "Eviction requires an age, a count, seconds, or a policy. Received: none of them."
+            )
+        for name, value in (("age", self.age), ("count", self.count), ("every", self.every)):
             if value is not None:
                 check_whole_number(name, value, 1)
+        if self.seconds is not None:
+            check_number("seconds", self.seconds, 1e-3)
+        if self.policy not in (None, *POLICIES):
+            raise ValueError(
+                f"policy must be one of {', '.join(map(repr, POLICIES))}. Received: "
+                f"{self.policy!r}."
+            )
         if self.count is not None and self.count > MAX_FREQUENCY:
             raise ValueError(
                 f"count cannot exceed {MAX_FREQUENCY}. Received: count={self.count}. Use a smaller "
@@ -87,9 +118,10 @@ class TableConfig:
       input_dim: maximum number of ids with a row, over all workers; None sets no limit.
       embeddings_initializer: Keras initializer of the rows, or its name.
       admission: rule that gives an id a row; None creates the row at the first occurrence.
-      eviction: rule for the rows that `evict` removes; None removes none.
+      eviction: rule for the rows to remove; None selects none.
       overflow: handling of ids beyond `input_dim`: "error" ends training with an error, "share"
-        maps all of them to one shared row.
+        maps all of them to one shared row, "evict" removes the rows that the `policy` of `eviction`
+        ranks first, a batch of them at a time.
       optimizer: Keras optimizer, or its name, that trains this table's rows instead of the model's
         optimizer; None uses the model's optimizer.
       l2: coefficient of an L2 penalty on the rows that a step trains. The penalty is `l2` times the
@@ -97,8 +129,8 @@ class TableConfig:
         once, no matter how often and on how many replicas its id occurs in the step.
       placement: "sharded" stores each row on one worker or server. "replicated" stores a copy of
         every row on each worker and sends ids and gradients to all workers. Use it for a small,
-        frequently used table; it requires `input_dim` and does not support `admission`, `eviction`
-        or `overflow="share"`.
+        frequently used table; it requires `input_dim` and does not support `admission`,
+        `eviction`, `overflow="share"` or `overflow="evict"`.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -120,6 +152,12 @@ class TableConfig:
         """Whether each worker has a copy of all rows."""
         return self.placement == "replicated"
 
+    @property
+    def evicts_in_steps(self) -> bool:
+        """Whether rows are removed during training, and not only by `evict`."""
+        rule = self.eviction
+        return self.overflow == "evict" or (rule is not None and rule.every is not None)
+
     def __post_init__(self) -> None:
         check_whole_number("output_dim", self.output_dim, 1)
         if self.input_dim is not None:
@@ -131,9 +169,17 @@ class TableConfig:
                 f"overflow must be one of {', '.join(map(repr, OVERFLOW))}. Received: "
                 f"{self.overflow!r}."
             )
-        if self.overflow == "share" and self.input_dim is None:
+        if self.overflow != "error" and self.input_dim is None:
             raise ValueError(
-                "overflow='share' requires input_dim. Received: overflow='share' without input_dim."
+                f"overflow={self.overflow!r} requires input_dim. Received: "
+                f"overflow={self.overflow!r} without input_dim."
+            )
+        policy = None if self.eviction is None else self.eviction.policy
+        if policy is not None and self.overflow != "evict":
+            raise ValueError(
+                "The policy of an Eviction requires overflow='evict', because it orders the rows "
+                f"of a full table. Received: policy={policy!r} with overflow={self.overflow!r}. "
+                "Set overflow='evict', or omit the policy."
             )
         check_number("l2", self.l2, 0)
         if self.placement not in PLACEMENTS:
@@ -146,12 +192,13 @@ class TableConfig:
 
     def _check_replicated(self) -> None:
         conflicts = [name for name in ("admission", "eviction") if getattr(self, name) is not None]
-        conflicts += ["overflow='share'"] if self.overflow == "share" else []
+        conflicts += [f"overflow={self.overflow!r}"] if self.overflow != "error" else []
         conflicts += ["no input_dim"] if self.input_dim is None else []
         if conflicts:
             raise ValueError(
                 "placement='replicated' requires input_dim, and cannot be combined with admission, "
-                "eviction or overflow='share', because every worker has a copy of the table. "
+                "eviction, overflow='share' or overflow='evict', because every worker has a copy "
+                "of the table. "
                 f"Received: placement='replicated' with {', '.join(conflicts)}. Change these, or "
                 "omit the placement."
             )

@@ -47,9 +47,10 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       features: dictionary of `FeatureConfig`, which replaces the arguments that configure a single
         table. The layer is then called with a dictionary of ids and returns a dictionary.
       admission: rule that gives an id a row; None creates the row at the first occurrence.
-      eviction: rule for the rows that `evict` removes; None removes none.
+      eviction: rule for the rows to remove; None selects none.
       overflow: handling of ids beyond `input_dim`: "error" ends training with an error, "share"
-        maps all of them to one shared row.
+        maps all of them to one shared row, "evict" removes the rows that the `policy` of `eviction`
+        ranks first, a batch of them at a time.
       optimizer: optimizer that trains the rows instead of the model's optimizer.
       l2: coefficient of an L2 penalty on the rows that a step trains; see `TableConfig`.
       placement: "sharded", or "replicated" for a small table of which each worker has a copy.

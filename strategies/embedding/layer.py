@@ -315,10 +315,10 @@ class EmbeddingLayer:
         return {name: function(value[name], feature) for name, feature in features.items()}
 
     def evict(self) -> dict[str, int]:
-        """Removes the rows that the tables' `eviction` rules select.
+        """Removes the rows that the tables' `eviction` rules select by age, count or seconds.
 
         All workers must call it together, for example at the end of an epoch. An id that occurs
-        again gets a new row.
+        again gets a new row. A rule with `every` removes rows during training as well.
 
         Returns:
           The number of removed rows by table.
@@ -334,7 +334,8 @@ class EmbeddingLayer:
         * `lookups`: number of ids looked up in training, counting every occurrence.
         * `unique`: number of ids looked up in training, counting each id once per step and worker.
         * `unique_ratio`: ratio of `unique` to `lookups`.
-        * `new`, `evicted`: number of rows created, and of rows removed by `evict`.
+        * `new`, `evicted`: number of rows created, and of rows that a rule or a full table removed.
+          1 - `new` / `unique` is the share of lookups that found a row.
         * `refused`, `shared`: number of ids that admission refused, or that got the shared row.
         * `imbalance`: largest number of rows on a worker or server, divided by the mean.
         * `prefetched`: number of rows from `prefetch_rows`, on each replica by itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strategies.embedding.config import TableConfig
 from tf_config.capacity import format_bytes
 from tf_config.text_table import text_table
 
@@ -78,6 +79,7 @@ class TableUsage:
       counter_bytes: size in bytes of the counts of ids without a row.
       steps: number of training steps so far.
       traffic_bytes: bytes sent between workers, or between workers and servers, in these steps.
+      limit: sentence on the number of rows and their eviction; empty if rows stay.
     """
 
     name: str
@@ -89,10 +91,39 @@ class TableUsage:
     counter_bytes: int
     steps: int
     traffic_bytes: int
+    limit: str = ""
+
+
+def limit_of(config: TableConfig) -> str:
+    """Returns a sentence on which rows of a table are evicted during training, and when.
+
+    >>> limit_of(TableConfig("users", 16, 1000, overflow="evict"))
+    'users: at most 1,000 rows; a full shard evicts its least recently used rows'
+    >>> from strategies import Eviction
+    >>> limit_of(TableConfig("users", 16, eviction=Eviction(seconds=3600, count=2, every=100)))
+    'users: every 100 steps, evicts rows used fewer than 2 times or not for 3600 seconds'
+    """
+    rule, parts = config.eviction, []
+    if config.overflow == "evict":
+        is_lfu = rule is not None and rule.policy == "lfu"
+        which = "frequently" if is_lfu else "recently"
+        parts.append(
+            f"at most {config.input_dim:,} rows; a full shard evicts its least {which} used rows"
+        )
+    if rule is not None and rule.every is not None:
+        reasons = []
+        if rule.count is not None:
+            reasons.append(f"used fewer than {rule.count:,} times")
+        if rule.age is not None:
+            reasons.append(f"not for {rule.age:,} steps")
+        if rule.seconds is not None:
+            reasons.append(f"not for {rule.seconds:g} seconds")
+        parts.append(f"every {rule.every:,} steps, evicts rows {' or '.join(reasons)}")
+    return f"{config.name}: {'; '.join(parts)}" if parts else ""
 
 
 def report(tables: Sequence[TableUsage]) -> str:
-    """Returns a text table with a line for each table, and the reasons for their placements."""
+    """Returns a text table with a line for each table, and the reasons and limits below it."""
     header = ("table", "where", "rows", "bytes per row", "bytes", "sent per step")
     rows = []
     for table in tables:
@@ -109,4 +140,5 @@ def report(tables: Sequence[TableUsage]) -> str:
             )
         )
     reasons = dict.fromkeys(f"{table.placement.where}: {table.placement.why}" for table in tables)
-    return "\n".join([text_table(header, rows), *reasons])
+    limits = [table.limit for table in tables if table.limit]
+    return "\n".join([text_table(header, rows), *reasons, *limits])

@@ -27,9 +27,8 @@ from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupRouter
 from strategies.embedding.lookup.traffic import ELSEWHERE, PREFETCHED, traffic_bytes
 from strategies.embedding.lookup.whole_table import whole_table
-from strategies.embedding.placement_report import Placement, TableUsage, report
-from strategies.embedding.shard.capacity import rebalance
-from strategies.embedding.shard.eviction import evict
+from strategies.embedding.placement_report import Placement, TableUsage, limit_of, report
+from strategies.embedding.shard.rebalancing import rebalance
 from strategies.embedding.shard.table import STATISTICS, Table
 from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.variables.row_variable import RowVariable
@@ -79,7 +78,9 @@ class Tables:
                 variables[group],
                 routers[group],
                 fused_optimizers.get(group),
-                counts_ids=any(config.admission is not None for config in configs),
+                decides_on_rows=any(
+                    config.admission is not None or config.overflow == "evict" for config in configs
+                ),
             )
             for group, configs in specs.groups.items()
         }
@@ -116,8 +117,10 @@ class Tables:
             refusal = "whose rows are on several workers or on servers"
         elif len(configs) > 1:
             refusal = f"which has the rows of {len(configs)} tables"
-        elif config.overflow != "error":
+        elif config.overflow == "share":
             refusal = "in which ids share a row"
+        elif config.overflow == "evict":
+            refusal = "which evicts rows when it is full"
 
         def read() -> tf.Tensor:
             if refusal is not None:
@@ -129,7 +132,9 @@ class Tables:
     def _finish_restore(self) -> None:
         self._delta_bases.clear()
         self._clear_prefetched()
-        self._rebalance()
+        # A worker sets the rows of all servers, without the others.
+        is_part = len(self._shards) < self._shards[0].num_shards
+        rebalance(self._shards, self.collectives, together=is_part)
 
     @property
     def _local_shards(self) -> list[TableShard]:
@@ -155,16 +160,11 @@ class Tables:
         with self._change_rows():
             self._delta_bases.clear()
             yield
-            self._rebalance()
+            rebalance(self._shards, self.collectives, together=True)
 
     def _clear_prefetched(self) -> None:
         for lookup in self._lookups.values():
             lookup.router.clear_prefetched()
-
-    def _rebalance(self) -> None:
-        tables = self._shards[0].tables.values()
-        overflows = [table.overflow for table in tables if table.overflow is not None]
-        rebalance(overflows, self.collectives)
 
     def prefetch(
         self, group: Group, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool
@@ -198,7 +198,13 @@ class Tables:
     def evict(self) -> dict[str, int]:
         """Evicts rows by the tables' `eviction` rules; returns their number by table."""
         with self._change_rows():
-            return evict(self._shards, self.collectives)
+            times = self._shards[0].agree_on_time(self.collectives)
+            evicted = np.zeros([len(self._placements)], np.int64)
+            for shard in self._local_shards:
+                for position, table in enumerate(shard.tables.values()):
+                    evicted[position] += shard.call(table.evict, *times, state=table.store.slots())
+            total = self.collectives.all_reduce([tf.constant(evicted)])[0].numpy().tolist()
+            return dict(zip(self._shards[0].tables, total, strict=True))
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Returns statistics of each table over all workers."""
@@ -277,7 +283,7 @@ class Tables:
             name, placement, table.config.output_dim, list(table.store.slots()),
             rows // placement.copies, table.store.row_bytes(), counter_bytes,
             int(snapshot.step_of(self._shards[0], name)),
-            sum(self._traffic_bytes(name, in_training).values()),
+            sum(self._traffic_bytes(name, in_training).values()), limit_of(table.config),
         )  # fmt: skip
 
     def _traffic_bytes(self, name: str, traffic: np.ndarray) -> dict[str, int]:

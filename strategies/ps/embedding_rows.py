@@ -1,7 +1,8 @@
 """Embedding tables on the servers: their variables in a worker, and updates of their rows.
 
 In a worker, each row has a global number, `row * servers + server`, where `row` is its number on
-its server. The worker sends the numbers of the rows in view with their gradients; each server puts
+its server, or a reference to it (see [Note: references to rows] in variables/row_view.py). The
+worker sends the numbers of the rows in view with their gradients; each server puts
 its own rows in view and runs the optimizer's update on them.
 """
 
@@ -165,18 +166,21 @@ class RowUpdate(VariableUpdate):
             more than once.
           replicated: the arguments that all servers get, by their position.
         """
-        rows, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
-        sums = iter(each)
-        leaves = []
-        for position, leaf in enumerate(self.leaves):
-            if self.transfer(leaf) is Transfer.IN_VIEW:
-                value = next(sums)
-                is_sparse = isinstance(leaf, tf.IndexedSlices)
-                leaf = _sparse(value) if is_sparse else value
-            leaves.append(replicated.get(position, leaf))
-        args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
+        references, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
         with active_view.activate(view):
-            self.variable.view.show(rows)
+            rows_in_view = self.variable.view
+            # See [Note: references to rows] in row_view.py.
+            references, each = rows_in_view.drop_freed(references, *each)
+            sums = iter(each)
+            leaves = []
+            for position, leaf in enumerate(self.leaves):
+                if self.transfer(leaf) is Transfer.IN_VIEW:
+                    value = next(sums)
+                    is_sparse = isinstance(leaf, tf.IndexedSlices)
+                    leaf = _sparse(value) if is_sparse else value
+                leaves.append(replicated.get(position, leaf))
+            args, kwargs = tf.nest.pack_sequence_as(self.args, leaves)
+            rows_in_view.show(rows_in_view.rows_of(references))
             self.fn(self.variable, *args, **kwargs)
 
 

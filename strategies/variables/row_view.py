@@ -8,6 +8,14 @@ must be recognizable even after it was clipped, deduplicated or converted to a d
 these preserve the positions and the number of rows. Therefore, the positions of a gradient start
 after the start of every unapplied gradient, and end where none of these ended. If each gradient is
 applied before the next one is computed, positions start at 0.
+
+[Note: references to rows]
+If rows are removed during training, a gradient may belong to a row that has been removed since it
+was looked up, by another step or, on a server, by another worker. The row's place may already be
+that of another id. So a lookup in training returns references: the row's number and, in the bits
+above it, how often a row in this place has been freed. A gradient whose reference is not that of
+the present row is dropped before rows are put in view. In tables whose rows are only removed
+between steps, a reference is the row's number.
 """
 
 from __future__ import annotations
@@ -20,9 +28,14 @@ import tensorflow as tf
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.assertions import assert_in_step
 from strategies.utils.devices import HOST
+from strategies.variables.growable_array import GrowableArray
 
 # Maximum number of unapplied gradients that are recognized as stale.
 _MAX_DROPPED = 1024
+# Bits of a row's number in a reference, and of the count above them. What is left of an int64 is
+# for the number of the server.
+_ROW_BITS = 31
+_COUNT_BITS = 20
 
 
 class RowView:
@@ -30,6 +43,7 @@ class RowView:
 
     Args:
       expected: expected total number of rows; None if unknown.
+      frees_rows: whether rows are freed during training; see [Note: references to rows].
 
     Attributes:
       expected: expected total number of rows; None if unknown.
@@ -37,8 +51,10 @@ class RowView:
       version: object that changes whenever rows are put in view.
     """
 
-    def __init__(self, expected: int | None = None):
+    def __init__(self, expected: int | None = None, frees_rows: bool = False):
         self.expected = expected
+        # How often the row in each place has been freed.
+        self._times_freed = GrowableArray((), tf.int32, 0, expected) if frees_rows else None
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
             self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
@@ -52,6 +68,58 @@ class RowView:
         # The gradient that was checked last, its graph and view, and the operations of the check.
         self._checked: tuple[Any, Any, list[tf.Operation]] = (lambda: None, None, [])
         self.version = object()
+
+    def grow(self, length: tf.Tensor) -> None:
+        """Sets the number of rows, including freed ones."""
+        self.length.assign(length)
+        if self._times_freed is not None:
+            self._times_freed.resize(length)
+
+    def row_bytes(self) -> int:
+        """Returns the size of what is stored for the references to a row."""
+        return 0 if self._times_freed is None else self._times_freed.dtype.size
+
+    def mark_freed(self, rows: tf.Tensor) -> None:
+        """Invalidates the references to rows."""
+        if self._times_freed is not None:
+            times = (self._times_freed.gather(rows) + 1) % 2**_COUNT_BITS
+            self._times_freed.update(rows, times)
+
+    def references(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns references to rows; -1 stays -1."""
+        if self._times_freed is None:
+            return rows
+        present = tf.where(rows >= 0)[:, 0]
+        numbers = tf.gather(rows, present)
+        times = tf.cast(self._times_freed.gather(numbers), tf.int64)
+        references = numbers + tf.bitwise.left_shift(times, _ROW_BITS)
+        return tf.tensor_scatter_nd_update(rows, present[:, tf.newaxis], references)
+
+    def drop_freed(
+        self, references: tf.Tensor, *values: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the references whose rows have not been freed since, and their values."""
+        if self._times_freed is None:
+            return references, list(values)
+        times = self._times_freed.gather(self.rows_of(references))
+        is_current = tf.equal(
+            tf.cast(times, tf.int64), tf.bitwise.right_shift(references, _ROW_BITS)
+        )
+        kept = tf.where(is_current)[:, 0]
+        return tf.gather(references, kept), [tf.gather(each, kept) for each in values]
+
+    def rows_of(self, references: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers of rows from references to them."""
+        if self._times_freed is None:
+            return references
+        return tf.bitwise.bitwise_and(references, 2**_ROW_BITS - 1)
+
+    def unapplied_rows(self) -> tf.Tensor:
+        """Returns the rows in view if their gradient has not been applied yet; otherwise none."""
+        with tf.device(HOST):
+            start = self._range.read_value()[0]
+            rows = self._rows.read_value()
+            return rows[tf.where(self._is_applied.read_value(), tf.size(rows, tf.int64), start) :]
 
     def show(self, rows: tf.Tensor) -> None:
         """Puts rows in view, at the positions 0, 1, 2, ..."""

@@ -37,7 +37,7 @@ class ServerBackend:
         """Raises ValueError if parameter servers do not support one of the tables."""
         for configs in specs.groups.values():
             for config in configs:
-                is_supported = config.optimizer is None and config.overflow == "error"
+                is_supported = config.optimizer is None and config.overflow != "share"
                 if not is_supported or config.is_replicated:
                     raise ValueError(
                         "Tables on parameter servers cannot have an optimizer of their own, "

@@ -45,7 +45,7 @@ class WorkerBackend:
         strategy = self._strategy if tf.distribute.has_strategy() else None
         variables = {
             group: RowVariable(
-                RowView(specs.expected_rows(group, collectives.size)),
+                RowView(specs.expected_rows(group, collectives.size), specs.evicts_in_steps(group)),
                 np.zeros(group.width, np.float32),
                 True,
                 new_name(),

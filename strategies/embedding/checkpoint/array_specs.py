@@ -5,6 +5,7 @@
 * `present_ids`: in a delta, all ids with a row.
 * `initial_slot_<name>`: initial value of a slot variable's new rows, [1, width].
 * `refused_ids` and `refused_counts`, or `sketch`: counts of ids without a row.
+* `step_times`: pairs of a time and a step, for eviction by the clock; see `step_times.py`.
 * `overflow_rows`, `overflow_slot_<name>` and so on: the shared rows, one for each worker.
 
 Files have these names, which must not change, so that files of earlier versions can be read.
@@ -24,11 +25,17 @@ SLOT = "slot/"
 OVERFLOW = "overflow_"
 INITIAL = "initial_"
 PRESENT = "present_ids"
+TIMES = "step_times"
 
 
 def is_row_array(key: str) -> bool:
     """Returns whether the array of this name is `ids` or in the order of `ids`."""
     return key in ("ids", "rows", "times", "touches") or key.startswith(SLOT)
+
+
+def is_of_one_worker(key: str) -> bool:
+    """Returns whether all workers have the same array of this name, which is saved once."""
+    return key == TIMES or key.startswith(INITIAL)
 
 
 def is_extra_array(key: str) -> bool:
@@ -86,6 +93,7 @@ def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int
         "times": (np.int64, (None,)),
         "touches": (np.int32, (None,)),
         PRESENT: (np.int64, (None,)),
+        TIMES: (np.int64, (None, 2)),
         "refused_ids": (np.int64, (None,)),
         "refused_counts": (np.int64, (None,)),
     }

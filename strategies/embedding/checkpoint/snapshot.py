@@ -17,7 +17,9 @@ from strategies.embedding.checkpoint.array_specs import (
     OVERFLOW,
     PRESENT,
     SLOT,
+    TIMES,
     check,
+    is_of_one_worker,
     is_row_array,
     missing_overflow,
 )
@@ -158,6 +160,9 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         return {f"refused_{key}": tf.repeat(each, times) for key, each in refused}
 
     extra = initial_arrays(table)
+    times = table.evictor.times
+    if times is not None:
+        extra[TIMES] = shard.call(times.pairs, idempotent=True)
     if counter is not None:
         extra |= shard.call(counts, np.bool_(shard.is_local_owner), idempotent=True)
     if overflow is not None:
@@ -183,7 +188,7 @@ def _chunks(count: int, table: Table) -> list[slice]:
 
 
 def concatenate_arrays(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
-    """Concatenates the arrays of shards; sketches are summed, initial values taken from one."""
+    """Concatenates the arrays of shards; sketches are summed, and what is equal taken from one."""
     result = {}
     for name in {name for part in parts for name in part}:
         arrays = [part[name] for part in parts if name in part]
@@ -191,7 +196,7 @@ def concatenate_arrays(parts: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
         if name == "sketch":
             result[name] = sum(arrays[1:], arrays[0])
         else:
-            result[name] = arrays[0] if name.startswith(INITIAL) else np.concatenate(arrays)
+            result[name] = arrays[0] if is_of_one_worker(name) else np.concatenate(arrays)
     return result
 
 
@@ -210,12 +215,13 @@ def gather_all(arrays: Mapping[str, np.ndarray], collectives: Collectives) -> Ar
         )
     result = {}
     for name in sorted(arrays):
-        local = tf.constant(arrays[name])
+        array = arrays[name]
         if name == "sketch":
-            result[name] = collectives.all_reduce([local])[0].numpy()
+            result[name] = collectives.all_reduce([tf.constant(array)])[0].numpy()
         else:
-            gathered = collectives.all_gather(local).numpy()
-            result[name] = gathered[:1] if name.startswith(INITIAL) else gathered
+            is_left_out = is_of_one_worker(name) and collectives.rank > 0
+            array = array[:0] if is_left_out else array
+            result[name] = collectives.all_gather(tf.constant(array)).numpy()
     return result
 
 
@@ -326,6 +332,8 @@ def _clear(table: Table) -> None:
     table.map.remove(table.map.all()[0])
     if table.counter is not None:
         table.counter.clear()
+    if table.evictor.times is not None:
+        table.evictor.times.clear()
     table.store.clear()
 
 
@@ -422,7 +430,7 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
 
 
 def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Restores the counts and the shared row of a shard from the arrays of all workers.
+    """Restores the counts, the shared row and the times of a shard from all workers' arrays.
 
     Raises:
       ValueError: if the arrays do not fit the table.
@@ -430,6 +438,9 @@ def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]
     table = shard.tables[name]
     _restore_shared_row(shard, table, arrays)
     _restore_counts(shard, table, arrays)
+    times = table.evictor.times
+    if times is not None and TIMES in arrays:
+        shard.call(times.restore, arrays[TIMES])
 
 
 def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:

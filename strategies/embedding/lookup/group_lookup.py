@@ -72,11 +72,12 @@ _RECOMPUTED = (
     "pass would repeat the lookup and count its ids twice. Received: such a call. Call the layer "
     "outside and pass its output in; or call it with training=False if its rows are not trained."
 )
-# In a branch, a replica would decide on admission without the other replicas' occurrences of an id.
+# In a branch, a replica would decide on admission without the other replicas' occurrences of an id,
+# and on eviction without the rows that they use.
 _APART = (
-    "All replicas of a worker must count the ids of a step together, for the table's admission. "
-    "Received: a training lookup in a tf.function or branch inside the function that each "
-    "replica runs. Call the layer outside of it, or omit admission."
+    "All replicas of a worker must count the ids of a step together, for the table's admission or "
+    "overflow='evict'. Received: a training lookup in a tf.function or branch inside the function "
+    "that each replica runs. Call the layer outside of it, or omit these."
 )
 
 
@@ -90,7 +91,7 @@ class Lookup:
       variable: variable of the rows, as seen by the optimizer.
       router: routes keys to their rows.
       fused_optimizer: optimizer of the rows; None if the model's optimizer trains them.
-      counts_ids: whether ids are counted before they get rows.
+      decides_on_rows: whether what gets a row depends on the ids of all replicas.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class Lookup:
         variable: RowVariable,
         router: LookupRouter,
         fused_optimizer: FusedOptimizer | None,
-        counts_ids: bool = False,
+        decides_on_rows: bool = False,
     ):
-        self._counts_ids = counts_ids
+        self._decides_on_rows = decides_on_rows
         self._variable = variable
         self.router = router
         self._fused_optimizer = fused_optimizer
@@ -160,7 +161,7 @@ class Lookup:
             return self.router.look_up([keys], True, is_first)[0]
         # See [Note: merged replicas] in core/extended.py, [Note: admission per step] in router.py.
         if extended.is_inside_branch():
-            if self._counts_ids:
+            if self._decides_on_rows:
                 raise ValueError(_APART)
             starts_step = is_first and extended.local_replica() == 0
             return self.router.look_up([keys], True, starts_step)[0]
@@ -338,10 +339,17 @@ def _is_accessible(token: tf.Tensor) -> bool:
     return graph is source
 
 
-def show(view: RowView, values: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
-    """Puts rows in view; returns their gradient, indexed by positions in the view."""
-    positions, end = view.show_gradient(rows)
-    _mark_reduced(view, positions, rows)
+def show(view: RowView, values: tf.Tensor, references: tf.Tensor) -> tf.IndexedSlices:
+    """Puts rows in view; returns their gradient, indexed by positions in the view.
+
+    Args:
+      view: the rows in view.
+      values: values of the gradient.
+      references: references to the rows; see [Note: references to rows] in row_view.py.
+    """
+    references, (values,) = view.drop_freed(references, values)
+    positions, end = view.show_gradient(view.rows_of(references))
+    _mark_reduced(view, positions, references)
     return tf.IndexedSlices(values, positions, tf.stack([end, tf.shape(values, tf.int64)[1]]))
 
 

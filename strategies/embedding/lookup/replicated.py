@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
-from strategies.embedding.lookup.router import LookupResult, check_sizes, join
+from strategies.embedding.lookup.router import LookupResult, check_limits, join
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.reduction.sparse import all_reduce
@@ -41,7 +41,7 @@ class ReplicatedRouter:
         # finds its own.
         own = join(keys)
         of_all, _ = self._shard_lookup(self._collectives.all_gather(own), True, starts_step)
-        check_sizes(self._shard_lookup.bounds, self._shard_lookup.sizes())
+        check_limits(self._shard_lookup.limited, self._shard_lookup.excess())
         results = []
         for each in keys:
             remote = self.traffic.remote_keys(each, lambda each=each: each[:0])  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies.embedding.config import TableConfig
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.utils.assertions import assert_in_step
@@ -96,15 +97,31 @@ def split_penalties(values: tf.Tensor, width: int) -> tuple[tf.Tensor, tf.Tensor
     return values[:, :width], values[:, width]
 
 
-def check_sizes(bounds: dict[str, int], sizes: tf.Tensor) -> None:
-    """Fails the step on all workers if a table has more ids than `input_dim`."""
-    for (name, bound), size in zip(bounds.items(), tf.unstack(sizes, len(bounds)), strict=True):
-        capacity = tf.constant(bound, tf.int64)
-        assert_in_step(
-            size <= capacity,
-            [
-                f"The table {name!r} cannot hold more than input_dim ids. Received:", size,
-                "ids for input_dim =", capacity,
-                "Raise input_dim, omit it, or use admission or overflow='share'.",
-            ],
-        )  # fmt: skip
+def check_limits(tables: Sequence[TableConfig], excess: tf.Tensor) -> None:
+    """Fails the step on all workers if a table has too many ids.
+
+    Args:
+      tables: the tables that `ShardLookup.limited` returns.
+      excess: the sum of what `ShardLookup.excess` returns over all shards.
+    """
+    for table, number in zip(tables, tf.unstack(excess, len(tables)), strict=True):
+        capacity = tf.constant(table.input_dim, tf.int64)
+        if table.overflow == "evict":
+            assert_in_step(
+                tf.equal(number, 0),
+                [
+                    f"A step cannot use more ids of the table {table.name!r} than there is room "
+                    "for, because it evicts no row that it uses itself. Received:", number,
+                    "ids without room for input_dim =", capacity, "of which each worker or server "
+                    "has an equal part. Raise input_dim, or use smaller batches.",
+                ],
+            )  # fmt: skip
+        else:
+            assert_in_step(
+                number <= capacity,
+                [
+                    f"The table {table.name!r} cannot hold more than input_dim ids. Received:",
+                    number, "ids for input_dim =", capacity, "Raise input_dim, omit it, or use "
+                    "admission, overflow='evict' or overflow='share'.",
+                ],
+            )  # fmt: skip

@@ -13,7 +13,7 @@ from strategies.collectives import Collectives
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import (
     LookupResult,
-    check_sizes,
+    check_limits,
     join,
     split,
     split_penalties,
@@ -47,7 +47,7 @@ class ServerRouter:
         self._shards = shards
         self._group = group
         self._width = group.width
-        self._bounds = shards[0].lookups[group].bounds
+        self._limited = shards[0].lookups[group].limited
         self.traffic = TrafficCounter(shards[0].lookups[group].count, True)
         self._are_in_step = extended.in_step and extended.workers.size > 1
         self._queues: weakref.WeakSet[PrefetchQueue] = weakref.WeakSet()
@@ -73,14 +73,14 @@ class ServerRouter:
 
         dtypes = [tf.int64, tf.float32, tf.int64, tf.int64]
         arguments = [own, shard_of(own[:, 1], len(self._shards))]
-        rows, values, sizes, is_prefetched = self._extended.call_in_order(
+        rows, values, excess, is_prefetched = self._extended.call_in_order(
             "look rows up", find, arguments, dtypes
         )
         if inserts_alone:
             for each in remote:
                 self.traffic.record_prefetched(each * tf.ensure_shape(is_prefetched, []))
-        if training and self._bounds:
-            check_sizes(self._bounds, tf.ensure_shape(sizes, [len(self._bounds)]))
+        if training and self._limited:
+            check_limits(self._limited, tf.ensure_shape(excess, [len(self._limited)]))
         values = split(tf.ensure_shape(values, [None, self._columns(training)]), keys)
         parts = zip(values, split(tf.ensure_shape(rows, [None]), keys), remote, strict=True)
         results = []
@@ -139,7 +139,7 @@ class ServerRouter:
     def _find(
         self, keys: np.ndarray, owners: np.ndarray, inserts: bool, counts_step: bool
     ) -> list[np.ndarray]:
-        """Returns the rows and values of keys from all servers, and the sizes of the tables."""
+        """Returns the rows and values of keys from all servers, and the excess of the tables."""
 
         def find_at(server: ServerConnection) -> list[np.ndarray]:
             shard = self._shards[server.number]
@@ -149,14 +149,14 @@ class ServerRouter:
             if inserts and self._are_in_step:
                 return shard.call_together(
                     f"find {self._width}",
-                    lambda keys: ([*lookup(keys, True, counts_step)], [lookup.sizes()]),
+                    lambda keys: ([*lookup(keys, True, counts_step)], [lookup.excess()]),
                     own,
                     [tf.int64, tf.float32, tf.int64],
                     state=lookup.slots,
                 )
             # A repeated lookup finds the rows that the first one created; it counts ids twice.
             return shard.call(
-                lambda keys: [*lookup(keys, inserts, counts_step), lookup.sizes()],
+                lambda keys: [*lookup(keys, inserts, counts_step), lookup.excess()],
                 own,
                 state=lookup.slots,
                 idempotent=True,
@@ -165,17 +165,18 @@ class ServerRouter:
         num_shards = len(self._shards)
         rows = np.empty([len(keys)], np.int64)
         values = np.empty([len(keys), self._columns(inserts)], np.float32)
-        sizes = np.zeros([len(self._bounds)], np.int64)
+        excess = np.zeros([len(self._limited)], np.int64)
         with self._track_wait(inserts):
             results = self._extended.servers.each(find_at)
-        # A row's number on its server becomes a number that is unique over all servers, from which
-        # `ps/embedding_rows.py` recovers the server and the number when it sends the gradient.
+        # A reference to a row on its server becomes a number that is unique over all servers, from
+        # which `ps/embedding_rows.py` recovers the server and the reference when it sends the
+        # gradient.
         for index, result in enumerate(results):
             own = owners == index
             rows[own] = np.where(result[0] < 0, -1, result[0] * num_shards + index)
             values[own] = result[1]
-            sizes += result[2]
-        return [rows, values, sizes]
+            excess += result[2]
+        return [rows, values, excess]
 
     def _track_wait(self, inserts: bool) -> contextlib.AbstractContextManager[None]:
         """Records that this worker may wait for others in the block, if it may."""

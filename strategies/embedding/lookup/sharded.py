@@ -11,13 +11,14 @@ from strategies.embedding.lookup.all_to_all import AllToAll, SentKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import (
     LookupResult,
-    check_sizes,
+    check_limits,
     join,
     split,
     split_penalties,
 )
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.embedding.shard.shard_lookup import ShardLookup
+from strategies.embedding.shard.step_times import StepTimes
 
 
 class ShardedRouter:
@@ -47,11 +48,12 @@ class ShardedRouter:
         is_single_worker = self._all_to_all.collectives.size == 1
         received = [each.keys for each in sent]
         are_distinct = is_single_worker and len(keys) == 1
-        rows, values = self._shard_lookup(join(received), training, starts_step, are_distinct)
-        bounds = self._shard_lookup.bounds
-        if training and bounds:
-            sizes = self._all_to_all.collectives.all_reduce([self._shard_lookup.sizes()])[0]
-            check_sizes(bounds, sizes)
+        now = self._agree_on_time() if starts_step else None
+        rows, values = self._shard_lookup(join(received), training, starts_step, are_distinct, now)
+        limited = self._shard_lookup.limited
+        if training and limited:
+            excess = self._all_to_all.collectives.all_reduce([self._shard_lookup.excess()])[0]
+            check_limits(limited, excess)
 
         are_distinct = is_single_worker and not self._shard_lookup.is_shared
         parts = zip(sent, remote, split(rows, received), split(values, received), strict=True)
@@ -59,6 +61,12 @@ class ShardedRouter:
             self._result(to_owners, remote, rows, are_distinct, values)
             for to_owners, remote, rows, values in parts
         ]
+
+    def _agree_on_time(self) -> tf.Tensor | None:
+        """Returns the first worker's time if rows are evicted by it; otherwise None."""
+        if not self._shard_lookup.uses_time:
+            return None
+        return self._all_to_all.collectives.broadcast(StepTimes.now())
 
     def _result(
         self,

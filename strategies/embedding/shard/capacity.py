@@ -1,7 +1,8 @@
-"""Capacity of tables with `overflow="share"`, whose ids beyond `input_dim` share a row.
+"""Capacity of the shards of tables with `overflow="share"` or `overflow="evict"`.
 
-Each worker has a part of the capacity and its own shared row, so it need not ask the others for the
-remaining capacity. The shared row is initialized to zeros.
+Each worker or server has a part of `input_dim`, so it need not ask the others for the remaining
+capacity. If ids beyond it share a row, each worker has its own shared row, which is initialized to
+zeros.
 """
 
 from __future__ import annotations
@@ -10,32 +11,57 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives import Collectives
-from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.shard.id_map import IdMap
 from strategies.embedding.shard.row_store import RowStore
 from strategies.utils.devices import HOST
 
+# A full shard that evicts rows frees one in so many of them at once, because selecting them reads
+# the metadata of all rows.
+_BATCHES = 64
 
-class Overflow:
+
+class Capacity:
+    """Capacity of one shard of a table.
+
+    Args:
+      capacity: maximum number of ids with a row in this shard.
+      ids: map of the ids with a row in this shard.
+    """
+
+    def __init__(self, capacity: int, ids: IdMap):
+        self._ids = ids
+        with tf.init_scope(), tf.device(HOST):
+            self._capacity = ResourceVariable(tf.constant(capacity, tf.int64), trainable=False)
+
+    def remaining(self) -> tf.Tensor:
+        """Returns the number of further ids that may get a row in this shard, int64."""
+        with tf.device(HOST):
+            return self._capacity.read_value() - self._ids.size()
+
+    def batch(self) -> tf.Tensor:
+        """Returns the number of rows that are evicted at once, int64."""
+        with tf.device(HOST):
+            return self._capacity.read_value() // _BATCHES
+
+    def set(self, capacity: tf.Tensor) -> None:
+        """Sets the maximum number of ids with a row in this shard."""
+        self._capacity.assign(capacity)
+
+
+class Overflow(Capacity):
     """Capacity of one shard of a table, and the row that further ids share.
 
     Args:
-      table: name of the table.
-      total: capacity of all shards together.
       capacity: maximum number of ids with a row in this shard.
       ids: map of the ids with a row in this shard.
       store: store of the shared row.
     """
 
-    def __init__(self, table: str, total: int, capacity: int, ids: IdMap, store: RowStore):
-        self._table = table
-        self._total = total
-        self._ids = ids
+    def __init__(self, capacity: int, ids: IdMap, store: RowStore):
+        super().__init__(capacity, ids)
         self._store = store
         with tf.init_scope(), tf.device(HOST):
-            self._capacity = ResourceVariable(tf.constant(capacity, tf.int64), trainable=False)
             self._row = ResourceVariable(tf.zeros([1], tf.int64), trainable=False)
         self.allocate_row()
 
@@ -59,43 +85,6 @@ class Overflow:
         """Replaces -1 in `rows` by the shared row if no capacity is left."""
         shared = tf.where(rows < 0, self.row(), rows)
         return tf.where(self.remaining() > 0, rows, shared)
-
-    def remaining(self) -> tf.Tensor:
-        """Returns the number of further ids that may get a row in this shard, int64."""
-        with tf.device(HOST):
-            return self._capacity.read_value() - self._ids.size()
-
-    def rebalance(self, collectives: Collectives) -> None:
-        """Redistributes the capacity by the number of ids in each worker's shard.
-
-        Raises:
-          ValueError: if there are more ids than the table's `input_dim`.
-        """
-        with tf.init_scope():
-            sizes = collectives.all_gather(self._ids.size()[tf.newaxis]).numpy().tolist()
-        if sum(sizes) > self._total:
-            raise ValueError(
-                f"The table {self._table!r} cannot hold more than input_dim ids. Received: rows of "
-                f"{sum(sizes)} ids for input_dim={self._total}. Raise input_dim, or omit some of "
-                "the rows."
-            )
-        with tf.init_scope():
-            self._capacity.assign(split_capacity(self._total, sizes)[collectives.rank])
-
-
-def rebalance(overflows: Sequence[Overflow], collectives: Collectives) -> None:
-    """Redistributes the capacity of tables over the workers, after rows were set or restored.
-
-    A worker may then have more ids than its part of the capacity; the parts of the others shrink
-    accordingly. All workers must call it.
-
-    Raises:
-      ValueError: if there are more ids than a table's `input_dim`.
-    """
-    if collectives.size > 1 and in_single_worker_scope():
-        return  # the other workers do not take part
-    for overflow in overflows:
-        overflow.rebalance(collectives)
 
 
 def split_capacity(total: int, sizes: Sequence[int]) -> list[int]:

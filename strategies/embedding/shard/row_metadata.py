@@ -38,6 +38,16 @@ class RowMetadata:
         counts += self.frequency.decode(self.array.gather(rows))
         self.array.update(rows, self.last_step.encode(step) + self.frequency.encode(counts))
 
+    def by_last_step(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns numbers that order rows by their last step, and then by their frequency."""
+        return self.array.gather(rows)
+
+    def by_frequency(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns numbers that order rows by their frequency, and then by their last step."""
+        numbers = self.array.gather(rows)
+        frequency = tf.bitwise.left_shift(self.frequency.decode(numbers), 63 - _FREQUENCY_BITS)
+        return frequency + self.last_step.decode(numbers)
+
 
 class BitField:
     """Field of some bits of an array's numbers, with the interface of an array of rows.

@@ -45,7 +45,7 @@ class RowStore:
             reused = free[:count]
             length = before + count - tf.size(reused, tf.int64)
             self._free.assign(free[count:])
-            self.view.length.assign(length)
+            self.view.grow(length)
             for rows in (self.variable.table, self.metadata.array):
                 rows.resize(length)
             for slot in self.slots().values():
@@ -57,6 +57,7 @@ class RowStore:
         for slot in self.slots().values():
             slot.reset(rows)
         self.metadata.array.reset(rows)
+        self.view.mark_freed(rows)
         self._free.assign(tf.concat([self._free.read_value(), rows], 0))
 
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
@@ -65,6 +66,7 @@ class RowStore:
 
     def clear(self) -> None:
         """Removes all rows."""
+        self.view.mark_freed(tf.range(self.view.length.read_value()))
         for rows in (self.variable.table, self.metadata.array, *self.slots().values()):
             rows.clear()
         self._free.assign(tf.zeros([0], tf.int64))
@@ -133,4 +135,8 @@ class RowStore:
     def row_bytes(self) -> int:
         """Returns the size of one row in bytes, including slot variables, metadata and id."""
         arrays = [self.variable.table, self.metadata.array, *self.slots().values()]
-        return MAP_ENTRY + sum(math.prod(array.shape) * array.dtype.size for array in arrays)
+        return (
+            MAP_ENTRY
+            + self.view.row_bytes()
+            + sum(math.prod(array.shape) * array.dtype.size for array in arrays)
+        )

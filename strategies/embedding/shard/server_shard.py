@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
@@ -199,6 +200,10 @@ class RemoteTableShard(TableShard):
         self._slots[width, slot].fill = np.broadcast_to(initial, (width,))
         return self._slots[width, slot]
 
+    def agree_on_time(self, collectives: Collectives) -> Sequence[tf.Tensor]:
+        """Returns nothing: each server reads its own clock."""
+        return []
+
     def drain(self) -> None:
         """Waits until this worker's updates are applied."""
         self._extended.update_mode.drain()
@@ -222,7 +227,7 @@ def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, RowVariable]:
     """Returns the variables for the values of a shard's rows, by group."""
     return {
         group: RowVariable(
-            RowView(specs.expected_rows(group, num_shards)),
+            RowView(specs.expected_rows(group, num_shards), specs.evicts_in_steps(group)),
             np.zeros(group.width, np.float32),
             True,
             _NAME,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from strategies.embedding.config import TableConfig
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.table import LookupState, Table
 from strategies.reduction.sparse import sum_by_index
@@ -27,21 +28,30 @@ class ShardLookup:
         self._unseen = unseen
 
     def __call__(
-        self, keys: tf.Tensor, training: bool, starts_step: bool, are_distinct: bool = False
+        self,
+        keys: tf.Tensor,
+        training: bool,
+        starts_step: bool,
+        are_distinct: bool = False,
+        now: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of keys, -1 for none, and their values, float32 [n, width].
 
-        In training, if there is an L2 penalty, the values have one more column with the factors
-        that `penalties` returns. They depend on the keys of all workers, which only the owner of a
-        row has.
+        In training, the rows are references; see [Note: references to rows] in
+        variables/row_view.py. If there is an L2 penalty, the values have one more column with the
+        factors that `penalties` returns. They depend on the keys of all workers, which only the
+        owner of a row has.
 
         Args:
           keys: number of the table, id and number of its occurrences, int64 [n, 3].
           training: whether ids get rows.
           starts_step: whether this is the first lookup of a step.
           are_distinct: whether the keys contain each id of a table once.
+          now: the time that the workers agreed on if `uses_time`; None reads this task's clock.
         """
         if starts_step:
+            for table in self._tables:
+                table.begin_step(now)
             self._store.step.assign_add(1, read_value=False)
         numbers = tf.cast(keys[:, 0], tf.int32)
         count = len(self._tables)
@@ -58,6 +68,8 @@ class ShardLookup:
             positions = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
             order = tf.math.invert_permutation(tf.concat(positions, 0))
             in_order, values = tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+        if training:
+            in_order = self._store.view.references(in_order)
         if training and self.has_penalty:
             values = tf.concat([values, self.penalties(keys, in_order)[:, tf.newaxis]], 1)
         return in_order, values
@@ -145,7 +157,7 @@ class ShardLookup:
         self, parts: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], training: bool
     ) -> tf.Tensor:
         """Returns the values of all tables' rows; where the row is -1, those of unseen ids."""
-        if training and all(table.counter is None for table in self._tables):
+        if training and all(table.always_has_rows for table in self._tables):
             return self._store.variable.table.gather(tf.concat(rows, 0))
         each = [
             self._table_values(table, part[:, 1], row, training)
@@ -157,7 +169,7 @@ class ShardLookup:
         self, table: Table, ids: tf.Tensor, rows: tf.Tensor, training: bool
     ) -> tf.Tensor:
         array = self._store.variable.table
-        if training and table.counter is None:
+        if training and table.always_has_rows:
             return array.gather(rows)
         present, absent = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
         if self._unseen == "initial":
@@ -179,13 +191,14 @@ class ShardLookup:
         return self._store.width
 
     @property
-    def bounds(self) -> dict[str, int]:
-        """The `input_dim` of each table that cannot exceed it, by the table's name."""
-        return {
-            table.config.name: table.config.input_dim
-            for table in self._tables
-            if table.config.input_dim is not None and table.overflow is None
-        }
+    def limited(self) -> list[TableConfig]:
+        """The tables whose limit the ids of a step may exceed; see `excess`."""
+        return [table.config for table in self._tables if table.may_exceed]
+
+    @property
+    def uses_time(self) -> bool:
+        """Whether rows are evicted by the clock."""
+        return any(table.evictor.times is not None for table in self._tables)
 
     @property
     def is_shared(self) -> bool:
@@ -202,8 +215,7 @@ class ShardLookup:
         """Number of tables."""
         return len(self._tables)
 
-    def sizes(self) -> tf.Tensor:
-        """Returns the number of ids in this shard for each table of `bounds`, int64."""
-        bounds = self.bounds
-        sizes = [table.map.size() for table in self._tables if table.config.name in bounds]
-        return tf.stack(sizes) if sizes else tf.zeros([0], tf.int64)
+    def excess(self) -> tf.Tensor:
+        """Returns this shard's part of what `check_limits` compares, int64, by `limited` table."""
+        parts = [table.excess() for table in self._tables if table.may_exceed]
+        return tf.stack(parts) if parts else tf.zeros([0], tf.int64)

@@ -10,7 +10,8 @@ import tensorflow as tf
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.config import TableConfig
 from strategies.embedding.shard.admission import make_counter
-from strategies.embedding.shard.capacity import Overflow
+from strategies.embedding.shard.capacity import Capacity, Overflow
+from strategies.embedding.shard.eviction import Evictor
 from strategies.embedding.shard.id_map import IdMap
 from strategies.embedding.shard.row_store import RowStore
 from strategies.utils.devices import HOST
@@ -42,8 +43,18 @@ class Table:
       config: configuration of the table.
       store: store of the rows of the group's tables.
       initial: function from ids to their initial rows.
-      capacity: maximum number of ids with a row in this shard if further ids share a row; None if
-        they do not.
+      capacity: maximum number of ids with a row in this shard; None if the shard has no limit of
+        its own.
+
+    Attributes:
+      config: configuration of the table.
+      store: store of the rows.
+      initial: function from ids to their initial rows.
+      map: map of the ids with a row.
+      capacity: capacity of the shard; None if it has no limit of its own.
+      overflow: the same, with the row that further ids share; None if they share none.
+      counter: counter of the ids without a row; None without an admission rule.
+      evictor: removes rows.
     """
 
     def __init__(
@@ -57,14 +68,32 @@ class Table:
         self.store = store
         self.initial = initial
         self.map = IdMap()
+        self.evictor = Evictor(config.eviction, self.map, store)
         self.overflow: Overflow | None = None
-        if capacity is not None and config.input_dim is not None:
-            self.overflow = Overflow(config.name, config.input_dim, capacity, self.map, store)
+        self.capacity: Capacity | None = None
+        if capacity is not None and config.overflow == "share":
+            self.capacity = self.overflow = Overflow(capacity, self.map, store)
+        elif capacity is not None:
+            self.capacity = Capacity(capacity, self.map)
         admission = config.admission
         self.counter = None if admission is None else make_counter(admission)
         self._admitted_at = 1 if admission is None else admission.count
         with tf.init_scope(), tf.device(HOST):
             self.counts = ResourceVariable(tf.zeros([len(STATISTICS)], tf.int64), trainable=False)
+            # How many ids of the last lookup in training could not be inserted.
+            self._excess = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+
+    def begin_step(self, now: tf.Tensor | None) -> None:
+        """Evicts rows between two steps if the table's rule says so; see `Evictor.begin_step`."""
+        evicted = self.evictor.begin_step(now)
+        if evicted is not None:
+            self.add_counts(evicted=evicted)
+
+    def evict(self, now: tf.Tensor | None = None) -> tf.Tensor:
+        """Removes the rows that the eviction rule selects; returns their number, int64."""
+        evicted = self.evictor.remove_expired(now)
+        self.add_counts(evicted=evicted)
+        return evicted
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids; -1 for ids without a row."""
@@ -87,6 +116,8 @@ class Table:
         if self.overflow is not None:
             # If no capacity is left, ids are not counted for admission; counts would keep growing.
             missing = missing[: tf.where(self.overflow.remaining() > 0, tf.size(missing), 0)]
+        if self._makes_room:
+            self._excess.assign(0)
         self.add_counts(lookups=tf.reduce_sum(counts), unique=tf.math.count_nonzero(counts))
         return LookupState(ids, counts, rows, missing)
 
@@ -103,9 +134,50 @@ class Table:
             self.add_counts(refused=refused)
         if self.overflow is not None:
             positions = positions[: self.overflow.remaining()]
+        elif self.capacity is not None:
+            positions = self._make_room(state, positions, self.capacity)
         if self.counter is not None:
             self.counter.forget(tf.gather(state.ids, positions))
         return positions
+
+    @property
+    def _makes_room(self) -> bool:
+        """Whether rows are evicted to make room for those of new ids."""
+        return self.capacity is not None and self.overflow is None
+
+    def _make_room(self, state: LookupState, positions: tf.Tensor, capacity: Capacity) -> tf.Tensor:
+        """Makes room for the ids at `positions`; returns these, or none if there is too little."""
+        least = tf.size(positions, tf.int64) - capacity.remaining()
+        batch = capacity.batch()
+        used = tf.boolean_mask(state.rows, state.rows >= 0)
+        removed, excess = tf.unstack(
+            tf.cond(
+                least > 0,
+                lambda: self.evictor.make_room(least, batch, used),
+                lambda: tf.zeros([2], tf.int64),
+            )
+        )
+        self.add_counts(evicted=removed)
+        self._excess.assign(excess)
+        return positions[: tf.where(excess > 0, 0, tf.size(positions))]
+
+    @property
+    def may_exceed(self) -> bool:
+        """Whether the ids of a step may be more than the table can have."""
+        return self.config.input_dim is not None and self.overflow is None
+
+    def excess(self) -> tf.Tensor:
+        """Returns this shard's part of the number that `check_limits` compares, int64.
+
+        It is the number of ids with a row; with `overflow="evict"`, that of the ids of the last
+        lookup in training for which there was no room.
+        """
+        return self._excess.read_value() if self._makes_room else self.map.size()
+
+    @property
+    def always_has_rows(self) -> bool:
+        """Whether each id of a lookup in training has a row afterwards."""
+        return self.counter is None and not self._makes_room
 
     def insert(self, state: LookupState, positions: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Inserts the ids at `positions` with new rows; returns the rows of all ids."""

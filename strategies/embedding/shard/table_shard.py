@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.collectives import Collectives
 from strategies.embedding.config import FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
 from strategies.embedding.shard.capacity import split_capacity
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.shard_lookup import ShardLookup
+from strategies.embedding.shard.step_times import StepTimes
 from strategies.embedding.shard.table import STATISTICS, Table
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
@@ -70,6 +72,10 @@ class TableSpecs:
     def features_of(self, table: str) -> list[str]:
         """Returns the names of the features that use a table."""
         return [feature for feature, config in self.features.items() if config.table.name == table]
+
+    def evicts_in_steps(self, group: Group) -> bool:
+        """Whether rows of a group's tables are removed during training."""
+        return any(config.evicts_in_steps for config in self.groups[group])
 
     def expected_rows(self, group: Group, num_shards: int) -> int | None:
         """Returns the expected number of a group's rows in a shard; None if unknown.
@@ -205,6 +211,13 @@ class TableShard:
         """Removes the slot variables of deleted optimizers, which must not be restored."""
         for lookup in self.lookups.values():
             lookup.variable.remove_former_slots()
+
+    def agree_on_time(self, collectives: Collectives) -> Sequence[tf.Tensor]:
+        """Returns the first worker's time if a rule depends on it; all workers must call it."""
+        if not any(lookup.uses_time for lookup in self.lookups.values()):
+            return []
+        with tf.init_scope():
+            return [collectives.broadcast(StepTimes.now())]
 
     def drain(self) -> None:
         """Waits until this worker's updates are applied; on a worker, they already are."""

@@ -149,7 +149,7 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
             "RandomNormal with seed=5. Pass the seed to the layer",
         ),
         (lambda: Admission(0), "count must be an integer >= 1. Received: 0"),
-        (lambda: Eviction(), "requires an age, a count, or both. Received: neither"),
+        (lambda: Eviction(), "requires an age, a count, seconds, or a policy. Received: none"),
         (lambda: DistributedEmbedding(2).rows(), "Received: the layer .*, which is not built"),
         (
             lambda: DistributedEmbedding(2)(np.array([0.5])),

@@ -131,7 +131,10 @@ def test_rows_are_set_for_integers(tmp_path):
 
 SETTINGS = [
     {"admission": strategies.Admission(3)},
-    {"admission": strategies.Admission(3, memory=2**16), "eviction": strategies.Eviction(age=5)},
+    {
+        "admission": strategies.Admission(3, memory=2**16),
+        "eviction": strategies.Eviction(age=5, seconds=2.5, every=3),
+    },
     {"input_dim": 9, "overflow": "share", "eviction": strategies.Eviction(count=2)},
     {"input_dim": 9, "placement": "replicated", "optimizer": "adagrad"},
 ]

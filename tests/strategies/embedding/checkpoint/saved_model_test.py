@@ -227,7 +227,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path, files, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"overflow": "wrap"}, "overflow must be one of 'error', 'share'. Received: 'wrap'"),
+        (
+            {"overflow": "wrap"},
+            "overflow must be one of 'error', 'share', 'evict'. Received: 'wrap'",
+        ),
         ({"overflow": "share"}, "Received: overflow='share' without input_dim"),
         ({"optimizer": "sgd", "dtype": "mixed_float16"}, "Use mixed_bfloat16 or float32"),
     ],

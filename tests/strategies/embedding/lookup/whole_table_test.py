@@ -194,10 +194,14 @@ def test_replicas_decide_on_rows_together(api, embedding, make):
         np.testing.assert_equal(one, other)
 
 
-def test_replicas_that_cannot_decide_together_say_so():
+@pytest.mark.in_turn
+@pytest.mark.parametrize(
+    "options", [{"admission": strategies.Admission(2)}, {"input_dim": 4, "overflow": "evict"}]
+)
+def test_replicas_that_cannot_decide_together_say_so(options):
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        layer = strategies.DistributedEmbedding(1, admission=strategies.Admission(2))
+        layer = strategies.DistributedEmbedding(1, **options)
         layer.build()
 
     @tf.function
