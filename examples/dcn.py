@@ -16,9 +16,9 @@ loads the deltas as they come. At the end, a second layer loads the rows, which 
 files are complete.
 
 Each of the 26 categorical features has a table of its own in one `strategies.DistributedEmbedding`,
-which looks up tables of the same width together. The rows are distributed over the workers, or over
-the servers with `--ps 1`. The network is that of Wang et al., "DCN V2: Improved Deep & Cross
-Network and Practical Lessons for Web-scale Learning to Rank Systems", 2021.
+which looks up tables of the same width together. The rows are distributed over the workers. The
+network is that of Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for
+Web-scale Learning to Rank Systems", 2021.
 """
 
 from __future__ import annotations
@@ -37,12 +37,6 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("train", None, "Pattern of the files to train on, one a day.", required=True)
 flags.DEFINE_string("test", None, "Pattern of the files to test on.", required=True)
 flags.DEFINE_string("rows", None, "Directory for the rows of the tables.", required=True)
-flags.DEFINE_enum(
-    "mode",
-    None,
-    ["sync", "async", "half_async", "geo"],
-    "Mode of the parameter servers; only with servers.",
-)
 flags.DEFINE_integer("batch_size", 128, "Examples in a step, of all workers together.", 1)
 flags.DEFINE_float("learning_rate", 2e-3, "Learning rate of Adam.", 0)
 flags.DEFINE_integer("crosses", 2, "Cross layers.", 1)
@@ -128,7 +122,7 @@ def main(argv: list[str]) -> None:
     if not days:
         raise app.UsageError(f"--train must match files. Received: {FLAGS.train!r}.")
     keras.utils.set_random_seed(1)
-    strategy = strategies.from_tf_config(**({"mode": FLAGS.mode} if FLAGS.mode else {}))
+    strategy = strategies.from_tf_config()
     with strategy.scope():
         embedding = make_embedding()
         model = make_model(embedding)

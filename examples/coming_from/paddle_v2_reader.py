@@ -4,7 +4,6 @@
     [worker 0] pass 0, cost 5.2428
     [worker 0] pass 1, cost 4.9462
     [worker 0] pass 2, cost 4.7871
-    $ tf-config run --workers 2 --ps 1 examples/coming_from/paddle_v2_reader.py
 
 In v2, `reader()` is a function that yields examples, and `trainer.train` takes
 `paddle.batch(paddle.reader.shuffle(reader, 1000), 64)`. Here the reader stays as it is, and `fit`

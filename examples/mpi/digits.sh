@@ -3,7 +3,7 @@
 # its environment active. Arguments go to mpirun:
 #
 #     $ bash examples/mpi/digits.sh
-#     test accuracy: 0.9889
+#     test accuracy: 0.9917
 #     $ bash examples/mpi/digits.sh --hostfile hosts
 #
 # MPI only starts the processes; tf-config tells each its place. They meet in the working directory,

@@ -3,8 +3,9 @@
 # the machines, each with its number of workers. Arguments go to tf-config:
 #
 #     $ HOSTS=node1:1,node2:1 bash examples/ssh/digits.sh
-#     [worker 0] test accuracy: 0.9889
-#     $ HOSTS=node1:2,node2:2 bash examples/ssh/digits.sh --ps 1 --dry-run
+#     $ HOSTS=node1:1,node2:1 bash examples/ssh/digits.sh --dry-run
+#     worker 0 on node1: ...
+#     worker 1 on node2: ...
 #
 # "ssh node1 true" must not ask for a password, and each machine must have the clone and the
 # environment at the same path.

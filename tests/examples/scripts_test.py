@@ -1,4 +1,4 @@
-"""The scripts that start examples by MPI and over ssh; the latter run in schedulers/ssh_test.py."""
+"""The scripts that start examples by MPI and over ssh."""
 
 import os
 import re

@@ -1,21 +1,16 @@
 """Two hosts on one machine: network namespaces with names and addresses of their own, and sshd."""
 
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.job import HANGING_SECONDS
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PORT = 2222
 WHO = (
     "import json, os, socket, sys, time\n"
@@ -159,19 +154,6 @@ def test_one_command_trains_one_model_on_both_hosts(job, network):
     code, output = job.run(*arguments, job.script(TRAIN))
     assert code == 0, output
     assert "[worker 0] equal on all 3" in output
-    job.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_the_example_s_script_trains_on_both_hosts(job, network):
-    os.symlink(EXAMPLES, job.directory / "examples")
-    job.environ["HOSTS"] = ",".join(network.addresses)
-    job.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    script = ["bash", "examples/ssh/digits.sh", "--ssh", network.ssh, "--start-timeout", "60"]
-    code, output = job.finish(job.popen(script), timeout=HANGING_SECONDS)
-    assert code == 0, output
-    assert re.search(r"\[worker 0\] test accuracy: 0\.9\d", output), output
-    assert "equal to the bit on all 2 workers" in output
     job.assert_nothing_left()
 
 
