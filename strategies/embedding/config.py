@@ -116,7 +116,8 @@ class TableConfig:
       name: name of the table, unique in the layer.
       output_dim: width of a row.
       input_dim: maximum number of ids with a row, over all workers; None sets no limit.
-      embeddings_initializer: Keras initializer of the rows, or its name.
+      embeddings_initializer: Keras initializer of the rows, or its name. Its seed, if it has one,
+        takes the place of the layer's.
       admission: rule that gives an id a row; None creates the row at the first occurrence.
       eviction: rule for the rows to remove; None selects none.
       overflow: handling of ids beyond `input_dim`: "error" ends training with an error, "share"

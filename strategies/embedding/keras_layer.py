@@ -43,7 +43,8 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       input_dim: maximum number of ids with a row, over all workers; None sets no limit.
       combiner: None returns one row for each id, [..., output_dim]; "sum", "mean" or "sqrtn"
         combines the rows along the last dimension of the ids, which may be ragged or sparse.
-      embeddings_initializer: initializer of the rows. Its values must not depend on the shape.
+      embeddings_initializer: initializer of the rows. Its values must not depend on the shape. Its
+        seed, if it has one, takes the place of `seed`.
       features: dictionary of `FeatureConfig`, which replaces the arguments that configure a single
         table. The layer is then called with a dictionary of ids and returns a dictionary.
       admission: rule that gives an id a row; None creates the row at the first occurrence.

@@ -1,6 +1,7 @@
 """Every example has commands and their output in its header, and prints that output."""
 
 import ast
+import importlib.util
 import re
 
 import pytest
@@ -9,19 +10,27 @@ from tests.support.documents import ROOT
 from tests.support.printed import missing
 
 EXAMPLES = ROOT / "examples"
-NOT_RUN = "coming_from/fluid_before.py"  # PaddlePaddle Fluid runs on no Python of today
-QUICK = "criteo_data.py", "custom_loop.py"
+# PaddlePaddle Fluid runs on no Python of today, and PyTorch is not installed with this package.
+NOT_RUN = "coming_from/fluid_before.py", "coming_from/ddp_before.py"
+NEEDS = {"bert_lora.py": "keras_hub"}
+QUICK = "cifar_data.py", "criteo_data.py", "custom_loop.py"
 
 
 def name_of(path):
     return str(path.relative_to(EXAMPLES))
 
 
-FILES = [path for path in sorted(EXAMPLES.rglob("*.py")) if name_of(path) != NOT_RUN]
-CASES = [
-    pytest.param(path, id=name_of(path), marks=[] if path.name in QUICK else [pytest.mark.slow])
-    for path in FILES
-]
+def marks_of(path):
+    marks = [] if path.name in QUICK else [pytest.mark.slow]
+    module = NEEDS.get(path.name)
+    if module is not None:
+        is_missing = importlib.util.find_spec(module) is None
+        marks.append(pytest.mark.skipif(is_missing, reason=f"not installed: {module}"))
+    return marks
+
+
+FILES = [path for path in sorted(EXAMPLES.rglob("*.py")) if name_of(path) not in NOT_RUN]
+CASES = [pytest.param(path, id=name_of(path), marks=marks_of(path)) for path in FILES]
 
 
 def commands(path):
@@ -75,6 +84,7 @@ def test_an_example_prints_the_same_on_one_worker(path, clone):
         pytest.skip("It is not one for several workers.")
 
 
-def test_the_script_of_fluid_has_the_syntax_of_python():
-    path = EXAMPLES / NOT_RUN
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_a_script_that_is_not_run_has_the_syntax_of_python(name):
+    path = EXAMPLES / name
     compile(path.read_text(), path, "exec")

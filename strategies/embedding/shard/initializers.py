@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.embedding.shard.hashing import key_of, uniform
+from strategies.utils.argument_checks import check_whole_number
 
 # The probability below -2 standard deviations, where Keras truncates its TruncatedNormal.
 _CUT = 0.02275013194817921
@@ -46,21 +47,21 @@ def initial_rows(
 
     Args:
       kind: name of a Keras initializer whose values do not depend on the shape.
-      config: configuration of the initializer.
+      config: configuration of the initializer. Its own seed, if it has one, replaces the layer's.
       seed: seed of the layer.
       table: name of the table.
       width: width of a row.
 
     Raises:
-      ValueError: if the initializer is not supported, or has its own seed.
+      ValueError: if the initializer is not supported, or its seed is a `SeedGenerator`.
     """
-    if config.get("seed") is not None:
-        raise ValueError(
-            "The initializer of an embedding cannot have a seed of its own, because a row's "
-            f"initial value depends on the layer's seed, the table and the id. Received: {kind} "
-            f"with seed={config['seed']!r}. Pass the seed to the layer."
+    own_seed = config.get("seed")
+    if own_seed is not None:
+        # The state of a generator would make a row depend on what was drawn before it.
+        check_whole_number(
+            "The seed of an embedding's initializer", own_seed, advice="Pass a number."
         )
-    key = key_of(seed, table)
+    key = key_of(seed if own_seed is None else own_seed, table)
 
     def numbers(ids: tf.Tensor) -> tf.Tensor:
         return uniform(ids, key, width)

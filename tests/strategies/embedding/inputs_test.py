@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,6 +130,17 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
 
 
 @pytest.mark.parametrize(
+    ("framework", "kind"), [(keras, DistributedEmbedding), (tf_keras, TfKerasEmbedding)]
+)
+def test_a_seeded_initializer_is_kept_in_the_configuration(framework, kind):
+    seeded = framework.initializers.RandomUniform(seed=5)
+    layer = kind(2, name="ids", embeddings_initializer=seeded)
+    expected = kind(2, name="ids", seed=5)(np.array([3, 4]))
+    for each in (layer, kind.from_config(layer.get_config())):
+        np.testing.assert_array_equal(each(np.array([3, 4])), expected)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: DistributedEmbedding(), "and features must be given. Received: neither"),
@@ -144,9 +156,12 @@ def test_one_layer_called_twice_in_a_step_has_the_gradient_of_both():
         ),
         (
             lambda: DistributedEmbedding(
-                2, embeddings_initializer=keras.initializers.RandomNormal(seed=5)
+                2,
+                embeddings_initializer=keras.initializers.RandomNormal(
+                    seed=keras.random.SeedGenerator(5)
+                ),
             ),
-            "RandomNormal with seed=5. Pass the seed to the layer",
+            "seed of an embedding's initializer must be an integer. Received: {.* Pass a number",
         ),
         (lambda: Admission(0), "count must be an integer >= 1. Received: 0"),
         (lambda: Eviction(), "requires an age, a count, seconds, or a policy. Received: none"),

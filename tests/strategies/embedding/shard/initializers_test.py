@@ -50,6 +50,15 @@ def test_another_seed_or_table_has_other_rows(initializer):
     assert len(np.unique(np.concatenate(made))) > 1190
 
 
+@pytest.mark.parametrize("kind", ["RandomUniform", "RandomNormal", "TruncatedNormal"])
+def test_the_initializer_s_own_seed_takes_the_place_of_the_layer_s(kind):
+    ids = tf.range(100, dtype=tf.int64)
+    seeded = getattr(keras.initializers, kind)(seed=3)
+    expected = rows_of(getattr(keras.initializers, kind)(), 4, seed=3)(ids).numpy()
+    for seed in (0, 3):
+        np.testing.assert_array_equal(rows_of(seeded, 4, seed)(ids).numpy(), expected)
+
+
 def test_normal_numbers_follow_the_law():
     p = np.concatenate([np.arange(1, 2**16) / 2**16, 2.0 ** -np.arange(1, 25), [1 - 2.0**-24]])
     p = p[p < 1].astype(np.float32)
