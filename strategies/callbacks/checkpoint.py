@@ -70,8 +70,9 @@ class Checkpoint(Callback):
     the data before that step are read again, from the first epoch, without training on them:
 
     * generators, `PyDataset`, and arrays that Keras shuffles;
-    * pipelines with `cache()`, or with operations that have a state, such as `tf.py_function` and
-      `tf.random.uniform` (but not `tf.random.stateless_uniform`);
+    * pipelines with `cache()`, with a function that uses another dataset, or with operations that
+      have a state, such as `tf.py_function` and `tf.random.uniform` (but not
+      `tf.random.stateless_uniform`);
     * data of unknown length on several workers, which ask one another in each step whether they
       have more;
     * pipelines that have read ahead more than 256 MiB;
@@ -218,7 +219,7 @@ class Checkpoint(Callback):
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due and the epoch is known to continue."""
         if self._position is None and not batch and not self._to_skip:
-            self._position = IteratorPosition(running_fit().iterator)
+            self._position = IteratorPosition.begin(running_fit().iterator)
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
         self._advance(self._epoch, batch)
         if self._in_step and self._is_due() and (self.params or {}).get("steps"):

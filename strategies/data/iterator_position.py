@@ -1,12 +1,13 @@
 """Positions of iterators in their data, which checkpoints keep so that nothing is read again.
 
-[Note: two positions]
+[Note: orders of a shuffle]
 TensorFlow saves an iterator with all stages of its pipeline, such as a shuffle with its buffer and
 with how many orders it has made. A stage whose input has ended drops the stages before it, so the
-state of an iterator at its end lacks them, and it depends on how fast a `prefetch` reads. The
-number of orders belongs to the dataset: without it, a new process would shuffle the next epoch as
-an earlier one. So a second iterator over the same data is kept from which nothing is read. It has
-all stages, and its state is saved with that of the iterator which is read.
+state of an iterator near its end lacks them; when, depends on how fast a `prefetch` reads. How many
+orders a shuffle has made belongs to the dataset: without it, a new process would shuffle the next
+epoch as an earlier one. So an iterator over each shuffle is kept from which nothing is read, and
+its state is saved, too. Its creation counts as an order. That is taken back where the pipeline
+makes its shuffles at once; a shuffle before another one is only made when that one is read.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.compat.tensorflow import dataset_inputs, iterator_components
+from strategies.compat.tensorflow import captures_dataset, dataset_inputs, iterator_components
 from strategies.utils.devices import HOST
 
-# The names of an iterator's state, and of that of the iterator from which nothing is read.
-_NAMES = ["iterator", "unread"]
-_SPECS = [""] * len(_NAMES)
+# Parts of the names of datasets that make something new for each iterator: `shuffle` and `random`.
+_ORDERS = ("Shuffle", "Random")
 _FAIL = 2  # tf.data's ExternalStatePolicy.FAIL: not even with a warning
 
 
@@ -32,7 +32,7 @@ class IteratorPosition:
     >>> import tempfile
     >>> dataset = tf.data.Dataset.range(4)
     >>> iterator = iter(dataset)
-    >>> position = IteratorPosition(iterator)
+    >>> position = IteratorPosition.begin(iterator)
     >>> next(iterator).numpy()
     np.int64(0)
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -44,18 +44,29 @@ class IteratorPosition:
     [np.int64(1), np.int64(2), np.int64(3)]
 
     Args:
-      iterator: an iterator over a `tf.data.Dataset` or a distributed dataset, from which nothing
-        has been read yet.
+      unread: iterators over the shuffles of the dataset, from which nothing is read; None if
+        TensorFlow cannot save the position.
     """
 
-    def __init__(self, iterator: Any):
-        self._unread = None
+    def __init__(self, unread: list[Any] | None):
+        self._unread = unread
+
+    @classmethod
+    def begin(cls, iterator: Any) -> IteratorPosition:
+        """Returns the positions of an iterator and of those after it.
+
+        Args:
+          iterator: an iterator over a `tf.data.Dataset` or a distributed dataset, from which
+            nothing has been read yet.
+        """
         state = _state_of(iterator)
-        if state is not None:
-            # The shuffles of the dataset count each iterator; restoring a state of before takes
-            # that back.
-            self._unread = _new_iterator(iterator)
-            _restore(self._unread, state)
+        if state is None:
+            return cls(None)
+        _, dataset = _components(iterator)
+        unread = [_new_iterator(each) for each in _shuffles(dataset)]
+        # See [Note: orders of a shuffle]: this takes the orders back that were just counted.
+        _restore(_new_iterator(dataset), state)
+        return cls(unread)
 
     def of(self, iterator: Any) -> list[tf.Tensor] | None:
         """Returns the position of an iterator, or None if TensorFlow cannot save it.
@@ -66,7 +77,9 @@ class IteratorPosition:
 
         The position refers to what the iterator has read ahead; the iterator may continue.
         """
-        states = [_state_of(each) for each in (iterator, self._unread)]
+        if self._unread is None:
+            return None
+        states = [_state_of(each) for each in (iterator, *self._unread)]
         return None if any(state is None for state in states) else states
 
 
@@ -78,7 +91,10 @@ def write_position(prefix: Path, position: list[tf.Tensor]) -> list[Path]:
     """
     try:
         tf.raw_ops.SaveV2(
-            prefix=str(prefix), tensor_names=_NAMES, shape_and_slices=_SPECS, tensors=position
+            prefix=str(prefix),
+            tensor_names=_names(len(position)),
+            shape_and_slices=[""] * len(position),
+            tensors=position,
         )
     except tf.errors.ResourceExhaustedError as error:
         raise OSError(errno.ENOSPC, error.message) from None
@@ -104,18 +120,19 @@ def restore_position(iterator: Any, prefix: Path) -> IteratorPosition:
     Raises:
       ValueError: if a file is damaged, or belongs to other data.
     """
-    _components(iterator)
+    _, dataset = _components(iterator)
+    unread = [_new_iterator(each) for each in _shuffles(dataset)]
+    moved = [iterator, *unread]
     try:
-        state, of_unread = tf.raw_ops.RestoreV2(
+        states = tf.raw_ops.RestoreV2(
             prefix=str(prefix),
-            tensor_names=_NAMES,
-            shape_and_slices=_SPECS,
-            dtypes=[tf.variant] * len(_NAMES),
+            tensor_names=_names(len(moved)),
+            shape_and_slices=[""] * len(moved),
+            dtypes=[tf.variant] * len(moved),
         )
-        _restore(iterator, state)
-        # Last, because it sets how many orders the shuffles have made.
-        unread = _new_iterator(iterator)
-        _restore(unread, of_unread)
+        # The shuffles come last, because restoring the iterator may make new ones.
+        for each, state in zip(moved, states, strict=True):
+            _restore(each, state)
     except tf.errors.OpError as error:
         raise ValueError(error.message) from None
     return IteratorPosition(unread)
@@ -126,7 +143,7 @@ def _state_of(iterator: Any) -> tf.Tensor | None:
     if components is None:
         return None
     resource, dataset = components
-    if _has_cache(dataset):
+    if _cannot_save(dataset):
         return None
     try:
         return tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL)
@@ -146,13 +163,22 @@ def _restore(iterator: Any, state: tf.Tensor) -> None:
     tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=state)
 
 
-def _new_iterator(iterator: Any) -> Any:
-    """Returns an iterator over the same data, in the same place."""
-    _, dataset = _components(iterator)
-    with tf.device(HOST):
+def _new_iterator(dataset: Any) -> Any:
+    with tf.device(HOST):  # where tf.data runs
         return iter(dataset)
 
 
-def _has_cache(dataset: Any) -> bool:
+def _names(count: int) -> list[str]:
+    return ["iterator", *(f"shuffle-{number}" for number in range(count - 1))]
+
+
+def _shuffles(dataset: Any) -> list[Any]:
+    """Returns the stages of a pipeline that make new orders or numbers for each iterator."""
+    own = [dataset] if any(word in type(dataset).__name__ for word in _ORDERS) else []
+    return own + [each for one in dataset_inputs(dataset) for each in _shuffles(one)]
+
+
+def _cannot_save(dataset: Any) -> bool:
+    """Returns whether a stage has a cache, or uses another dataset, which cannot be inspected."""
     is_cache = "Cache" in type(dataset).__name__
-    return is_cache or any(map(_has_cache, dataset_inputs(dataset)))
+    return is_cache or captures_dataset(dataset) or any(map(_cannot_save, dataset_inputs(dataset)))
