@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 
 import pytest
 
@@ -48,6 +49,7 @@ def test_the_script_for_ssh_asks_for_hosts():
 def test_the_script_for_ssh_starts_workers_on_all_hosts(job):
     os.symlink(ROOT / "examples", job.directory / "examples")
     job.environ["HOSTS"] = "node1:2,node2:2"
+    job.environ["PATH"] = f"{sysconfig.get_path('scripts')}:{job.environ['PATH']}"
     script = "examples/ssh/digits.sh"
     code, output = job.finish(job.popen(["bash", script, "--ps", "1", "--dry-run"]), timeout=60)
     assert code == 0, output
