@@ -67,8 +67,8 @@ def check_a_step_exchanges_gradients_loss_and_moving_averages_alone():
     each_has_rows = dataset.repeat()
 
     def begun():
-        counters = vars(collectives)["_counters"] if collectives.size > 1 else {}
-        return sum(int(begun.numpy()) for begun, _ in counters.values())
+        records = vars(collectives)["_graph_operations"] if collectives.size > 1 else {}
+        return sum(record.counts()[0] for record in records.values())
 
     def exchanges_of(steps):
         before = begun()
