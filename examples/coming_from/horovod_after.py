@@ -5,7 +5,7 @@
 
 Ranks, the broadcast, the shards of the dataset and the loop are gone, and it does not need Horovod.
 64 is now the batch size of all workers together, as it is on one worker. The accuracy need not be
-the same to the last digit: rows come in another order.
+the same to the last digit: examples come in another order.
 """
 
 import keras

@@ -112,8 +112,8 @@ class Checkpoint(Callback):
     Raises:
       ValueError: if an argument is invalid; when training begins, if `background` is true and
         workers are not in step, if the checkpoint is damaged or belongs to another model, if the
-        model is one of tf_keras, or if an optimizer other than that of `compile`, such as the
-        second one of a GAN, is not built. No variable has been changed then.
+        model is one of tf_keras or has no variables yet, or if an optimizer other than that of
+        `compile`, such as the second one of a GAN, is not built. No variable has been changed then.
       OSError: during training, if the worker cannot write a file; a `RuntimeError` on the others.
     """
 
@@ -175,6 +175,13 @@ class Checkpoint(Callback):
             self._saving.stop()
             self._termination.release()
             self._saving = None
+        if not self.model.weights:
+            # Without a strategy, Keras makes the variables of a subclassed model in the first step.
+            raise ValueError(
+                "A model must have its variables before fit, so that a checkpoint can restore "
+                f"them. Received: {self.model.name!r}, which has none yet. Call it once, such as "
+                "model(x[:1]), or create and compile it in a strategy's scope."
+            )
         if not self.model.optimizer.built:
             with strategy.scope():
                 self.model.optimizer.build(self.model.trainable_variables)

@@ -134,6 +134,25 @@ def test_a_position_of_other_data_is_an_error(tmp_path):
     assert int(train(12).optimizer.iterations.numpy()) == 6
 
 
+def test_a_model_without_variables_is_an_error_until_it_is_called(tmp_path):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    x, model = np.ones([8, 2], "float32"), Model()
+    model.compile("adam", "mse")
+    options = {"verbose": 0, "callbacks": [Checkpoint(tmp_path, every_steps=1)]}
+    with pytest.raises(ValueError, match=r"must have its variables before fit.* model\(x"):
+        model.fit(x, x[:, :1], **options)
+    model(x[:1])
+    model.fit(x, x[:, :1], **options)
+    assert tmp_path.joinpath("latest.json").exists()
+
+
 def test_a_large_position_is_not_saved_again(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_POSITION_BYTES", 0)
     with pytest.raises(Interrupted):
