@@ -361,10 +361,9 @@ class Checkpoint(Callback):
             self._position_bytes = size
 
     def _data(self) -> dict[str, Any]:
-        """Returns a description of the data, by which others are recognized."""
+        """Returns a description of this worker's data, by which others are recognized."""
         fit = running_fit()
-        workers = collectives_of(self.model.distribute_strategy).size
-        return {"workers": workers, "steps": fit.steps, "spec": spec_text(fit.element_spec)}
+        return {"steps": fit.steps, "spec": spec_text(fit.element_spec)}
 
     def _has_position(self, latest: Mapping[str, Any]) -> bool:
         """Returns whether the iterators of all workers can continue at their positions.
@@ -377,11 +376,12 @@ class Checkpoint(Callback):
         if not checkpoint_files.has_position(self._path, latest, collectives):
             return False
         fit = running_fit()
-        if fit.steps is None:
-            fit.steps = latest["data"]["steps"]
         error = None
         try:
-            found, saved = self._data(), latest["data"]
+            saved = checkpoint_files.read_data(self._path, latest, collectives.rank)
+            if fit.steps is None:
+                fit.steps = saved["steps"]
+            found = self._data()
             if found != saved:
                 raise ValueError(f"{_text_of(found)}, where the checkpoint has {_text_of(saved)}")
             # If `fit` begins with an epoch, its first iterator has the order that follows.

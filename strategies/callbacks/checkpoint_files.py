@@ -14,6 +14,7 @@ files/atomic_files.py. Version 0.1.0 wrote all variables to one file, `state.npz
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from strategies.compat.keras import (
     tensorflow_variable,
     variables_of,
 )
+from strategies.data import iterator_position
 from strategies.data.iterator_position import (
     IteratorPosition,
     files_of_position,
@@ -105,6 +107,7 @@ class CheckpointSave:
         self._is_divided = is_divided
         self._latest: dict[str, Any] = {}
         self._position: list[tf.Tensor] | None = None
+        self._data = ""
         self._task: BackgroundTask | None = None
         self._rows: list[BackgroundSave] = []
         with self._all_writing():
@@ -174,16 +177,17 @@ class CheckpointSave:
           epoch: the epoch in which training resumes.
           batch: the batch of the epoch.
           position: the position of this worker in the data; None if it has none.
-          data: a description of the data.
+          data: a description of this worker's data, for JSON.
         """
         self.is_cut = True
         variables = variables_of_checkpoint(self._model)
+        self._data = json.dumps(dict(data))
         self._position = position if _all(self._collectives, position is not None) else None
         self._latest = {
             "step": step,
             "epoch": epoch,
             "batch": batch,
-            "data": None if self._position is None else dict(data),
+            "positions": 0 if self._position is None else self._collectives.size,
             "folder": f"step-{step:09d}",
             "variables": list(map(_name, variables)),
             "parts": self._collectives.size if self._is_divided else 1,
@@ -219,9 +223,8 @@ class CheckpointSave:
         if self._is_divided or self._collectives.rank == 0:
             _write_arrays(self._folder / _STATE.format(self._collectives.rank), own)
         if self._position is not None:
-            files = write_position(
-                self._folder / _DATA.format(self._collectives.rank), self._position
-            )
+            prefix = self._folder / _DATA.format(self._collectives.rank)
+            files = write_position(prefix, self._position, self._data)
             self._position = None  # frees what the iterator had read ahead
             for file in files:
                 flush_to_disk(file)
@@ -318,10 +321,19 @@ def has_position(path: Path, latest: Mapping[str, Any], collectives: Collectives
 
     All workers must call it. A checkpoint of another number of workers has none for these.
     """
-    data = latest.get("data")
-    prefix = path / latest["folder"] / _DATA.format(collectives.rank)
-    is_there = data is not None and data["workers"] == collectives.size
-    return _all(collectives, is_there and bool(files_of_position(prefix)))
+    is_there = latest.get("positions") == collectives.size
+    return _all(
+        collectives, is_there and bool(files_of_position(_prefix(path, latest, collectives.rank)))
+    )
+
+
+def read_data(path: Path, latest: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Returns the description of the data of a worker, whose number of steps may be its own.
+
+    Raises:
+      ValueError: if a file is damaged.
+    """
+    return json.loads(iterator_position.read_data(_prefix(path, latest, rank)))
 
 
 def restore_data(
@@ -332,7 +344,11 @@ def restore_data(
     Raises:
       ValueError: if a file is damaged or of other data.
     """
-    return restore_position(iterator, path / latest["folder"] / _DATA.format(rank))
+    return restore_position(iterator, _prefix(path, latest, rank))
+
+
+def _prefix(path: Path, latest: Mapping[str, Any], rank: int) -> Path:
+    return path / latest["folder"] / _DATA.format(rank)
 
 
 def _all(collectives: Collectives, value: bool) -> bool:

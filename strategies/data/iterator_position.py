@@ -23,6 +23,7 @@ from strategies.utils.devices import HOST
 
 # Parts of the names of datasets that make something new for each iterator: `shuffle` and `random`.
 _ORDERS = ("Shuffle", "Random")
+_DATA = "data"
 _FAIL = 2  # tf.data's ExternalStatePolicy.FAIL: not even with a warning
 
 
@@ -37,7 +38,7 @@ class IteratorPosition:
     np.int64(0)
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     prefix = Path(directory) / "position"
-    ...     files = write_position(prefix, position.of(iterator))
+    ...     files = write_position(prefix, position.of(iterator), "four numbers")
     ...     again = iter(dataset)
     ...     _ = restore_position(again, prefix)
     >>> [number.numpy() for number in again]
@@ -83,8 +84,13 @@ class IteratorPosition:
         return None if any(state is None for state in states) else states
 
 
-def write_position(prefix: Path, position: list[tf.Tensor]) -> list[Path]:
+def write_position(prefix: Path, position: list[tf.Tensor], data: str) -> list[Path]:
     """Writes a position to files whose names begin with `prefix`; returns the files.
+
+    Args:
+      prefix: the beginning of the names of the files.
+      position: the position.
+      data: a description of the data, for `read_data`.
 
     Raises:
       OSError: if a file cannot be written.
@@ -92,9 +98,9 @@ def write_position(prefix: Path, position: list[tf.Tensor]) -> list[Path]:
     try:
         tf.raw_ops.SaveV2(
             prefix=str(prefix),
-            tensor_names=_names(len(position)),
-            shape_and_slices=[""] * len(position),
-            tensors=position,
+            tensor_names=[*_names(len(position)), _DATA],
+            shape_and_slices=[""] * (len(position) + 1),
+            tensors=[*position, tf.constant(data)],
         )
     except tf.errors.ResourceExhaustedError as error:
         raise OSError(errno.ENOSPC, error.message) from None
@@ -106,6 +112,16 @@ def write_position(prefix: Path, position: list[tf.Tensor]) -> list[Path]:
 def files_of_position(prefix: Path) -> list[Path]:
     """Returns the files that `write_position` has written."""
     return sorted(prefix.parent.glob(f"{prefix.name}.*"))
+
+
+def read_data(prefix: Path) -> str:
+    """Returns the description of the data of a position that `write_position` wrote.
+
+    Raises:
+      ValueError: if a file is damaged.
+    """
+    (data,) = _read(prefix, [_DATA], [tf.string])
+    return data.numpy().decode()
 
 
 def restore_position(iterator: Any, prefix: Path) -> IteratorPosition:
@@ -123,19 +139,26 @@ def restore_position(iterator: Any, prefix: Path) -> IteratorPosition:
     _, dataset = _components(iterator)
     unread = [_new_iterator(each) for each in _shuffles(dataset)]
     moved = [iterator, *unread]
+    states = _read(prefix, _names(len(moved)), [tf.variant] * len(moved))
     try:
-        states = tf.raw_ops.RestoreV2(
-            prefix=str(prefix),
-            tensor_names=_names(len(moved)),
-            shape_and_slices=[""] * len(moved),
-            dtypes=[tf.variant] * len(moved),
-        )
         # The shuffles come last, because restoring the iterator may make new ones.
         for each, state in zip(moved, states, strict=True):
             _restore(each, state)
     except tf.errors.OpError as error:
         raise ValueError(error.message) from None
     return IteratorPosition(unread)
+
+
+def _read(prefix: Path, names: list[str], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+    try:
+        return tf.raw_ops.RestoreV2(
+            prefix=str(prefix),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            dtypes=dtypes,
+        )
+    except tf.errors.OpError as error:
+        raise ValueError(error.message) from None
 
 
 def _state_of(iterator: Any) -> tf.Tensor | None:

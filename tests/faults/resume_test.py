@@ -1,6 +1,7 @@
 """Training that was interrupted ends with the bits of training that was not."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -320,7 +321,9 @@ def test_with_a_worker_less_training_goes_on(forked, options):
     arguments = "--max-restarts", 3, "--min-workers", 2, PROGRAM, "killed", "--kill", 14
     output, found = run_training(forked, *arguments, "--lost", 3, *options, workers=3)
     assert "worker 2 failed 2 times in a row; the job continues with 2 of its workers" in output
-    assert "] begins behind step 12\n" in output
+    # A checkpoint is due every third step; one with rows may be of a later step.
+    resumed = [int(step) for step in re.findall(r"\] begins behind step (\d+)\n", output)]
+    assert 9 <= max(resumed) <= 14, resumed
     assert [steps for _, steps in found] == ["32", "32"]
     assert abs(last_loss(output) - whole) < 0.2 * whole
     forked.assert_nothing_left()
