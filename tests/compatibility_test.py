@@ -56,6 +56,7 @@ def test_numbers_are_those_of_one_process():
     assert judged([record(FAR)], ONE).state == "wrong"
     assert judged([record(FAR, tolerance=None)], ONE).state == "ok"
     assert judged([record({"weights": [[1.0]], "logs": {"loss": [0.5]}})], ONE).state == "wrong"
+    assert judged([record(FAR)], ONE, least=0.1).state == "ok"
 
 
 def test_a_cell_that_was_not_reached_is_a_surprise():

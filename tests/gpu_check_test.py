@@ -64,15 +64,52 @@ def test_what_is_deterministic_gives_the_same_bits_twice(monkeypatch):
         assert gpu_check.run(check, gpus=1).verdict == verdict
 
 
-def test_each_check_is_one_of_the_programs():
+def test_each_row_has_a_title_of_its_own(tmp_path):
     for gpus in (0, 1, 2):
-        titles = [check.title for check in gpu_check.checks(gpus)]
-        assert len(set(titles)) == len(titles) > 12
+        checks = gpu_check.checks(gpus)
+        rows = gpu_check.rows(gpus, is_whole=False, cache=tmp_path)
+        assert len(rows) == len(checks) + 4 > 16
+        # Six strategies in two Keras, in place of two in one.
+        assert len(gpu_check.rows(gpus, is_whole=True, cache=tmp_path)) == len(rows) + 10
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "note"),
+    [(0, "yes", "1 of 2 cells work"), (1, "no", "1 of 2 cells work, and others do not that")],
+)
+def test_a_column_says_how_many_cells_work(monkeypatch, tmp_path, code, verdict, note):
+    def execute(command, limit, **environ):
+        measured = {"Dense": {"state": "ok"}, "`jit_compile=True`": {"state": "fails"}}
+        (tmp_path / "keras-mirrored.json").write_text(json.dumps(measured))
+        return subprocess.CompletedProcess(command, code, "the table")
+
+    monkeypatch.setattr(gpu_check, "execute", execute)
+    outcome = gpu_check.cells("a column", "mirrored", "keras", 1, tmp_path)
+    assert outcome.verdict == verdict and outcome.note.startswith(note)
+
+
+def test_a_column_that_does_not_start_says_why(monkeypatch, tmp_path):
+    ended = subprocess.CompletedProcess([], 1, "Traceback\nRuntimeError: no GPU\n")
+    monkeypatch.setattr(gpu_check, "execute", lambda *_, **__: ended)
+    outcome = gpu_check.cells("a column", "mirrored", "keras", 1, tmp_path)
+    assert outcome.verdict == "no" and outcome.note == "RuntimeError: no GPU"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_kernels_are_named_that_were_found(monkeypatch, code):
+    text = "check_one_thing passed\nAssertionError: {'StringJoin[]': 1}\n"
+    ended = subprocess.CompletedProcess([], code, text)
+    monkeypatch.setattr(gpu_check, "execute", lambda *_, **__: ended)
+    outcome = gpu_check.kernels()
+    assert outcome.verdict == ("no" if code else "yes") and "one thing" in outcome.note
+    assert ("StringJoin" in outcome.note) == bool(code)
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("only", ["mixed", "servers, sync", "logical"])
+@pytest.mark.parametrize(
+    "only", ["mixed", "servers, sync", "logical", "kernels", "compatibility: mirrored"]
+)
 def test_a_part_runs_here(job, tmp_path, only):
     command = [sys.executable, str(ROOT / "tools" / "gpu_check.py"), "--only", only]
     done = subprocess.run(

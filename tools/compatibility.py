@@ -1,6 +1,7 @@
 """Measures what works under which strategy, and prints it as a page of Markdown.
 
     $ .venv/bin/python tools/compatibility.py > docs/compatibility.md
+    $ .venv/bin/python tools/compatibility.py --gpus 2 > on_gpus.md
 
 Each cell of tests/distributed/cells is run for real: on as many workers as the strategy has in
 compatibility_columns.py, under Keras 3 and under tf_keras, and once without a strategy for the
@@ -29,6 +30,8 @@ from compatibility_columns import ALONE, EXPECTED, KERAS, STRATEGIES, Strategy
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "distributed" / "compatibility.py"
 LONGEST_NOTE = 300
+# On GPUs, kernels add in another order, and in any.
+GPU_TOLERANCE = 1e-3
 # How errors of graphs and layers begin before they come to the point.
 PREAMBLES = (
     "Graph execution error",
@@ -44,17 +47,18 @@ PACKAGES = ("tensorflow", "keras", "tf_keras", "horovod")
 INTRODUCTION = """\
 # Compatibility
 
-What works under which strategy. Every cell was run, on CPUs, by `python tools/compatibility.py`,
-which prints this page; what is in the cells stands in `tests/distributed/cells`.
+What works under which strategy. Every cell was run, on {devices}, by
+`python tools/compatibility.py`, which prints this page; what is in the cells stands in
+`tests/distributed/cells`.
 
 {versions}
 
 *yes*: it runs; the loss is a number and falls; all workers and replicas have the same logs,
-predictions and weights, to the bit; and these are one process's at the same global batch, to 1e-5
-(mixed precision: to 0.05; Dropout and BatchNormalization have random numbers and statistics of
-their own on each replica). *wrong*: it runs, and something of this does not hold. *fails*: with the
-error in the note. *hangs*: no sign of life. *alone*: it works in a process that has run no other
-cell before. *missing*: this Keras has no such feature."""
+predictions and weights, to the bit; and these are one process's at the same global batch, to
+{tolerance} (mixed precision: to 0.05; Dropout and BatchNormalization have random numbers and
+statistics of their own on each replica). *wrong*: it runs, and something of this does not hold.
+*fails*: with the error in the note. *hangs*: no sign of life. *alone*: it works in a process that
+has run no other cell before. *missing*: this Keras has no such feature."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +82,35 @@ class Group:
       strategy: the column's.
       keras: which Keras.
       skipped: the cells that are not to run.
-      patience: after so many seconds without a sign of life they hang.
+      options: `patience`, the seconds without a sign of life after which they hang, and `gpus`, how
+        many GPUs there are for them; on CPUs if there are none.
     """
 
-    def __init__(self, strategy: Strategy, keras: str, skipped: list[str], patience: float):
+    def __init__(
+        self, strategy: Strategy, keras: str, skipped: list[str], options: argparse.Namespace
+    ):
+        self._options = options
         with tempfile.TemporaryDirectory() as directory:
             records = Path(directory) / "records"
             records.touch()
-            self.code = self._run(strategy, keras, skipped, patience, records)
+            self.code = self._run(strategy, keras, skipped, records)
             self.records = [json.loads(line) for line in records.read_text().splitlines()]
 
-    def _run(
-        self, strategy: Strategy, keras: str, skipped: list[str], patience: float, records: Path
-    ) -> int | None:
+    def _run(self, strategy: Strategy, keras: str, skipped: list[str], records: Path) -> int | None:
         """Returns the exit code, None if they hang."""
         command = [
             *(sys.executable, "-m", "tf_config", "run", "--workers", strategy.workers),
             *(("--ps", strategy.servers) if strategy.servers else ()),
+            *words_of_gpus(strategy, self._options.gpus),
             *(SCRIPT, strategy.make, "--options", json.dumps(strategy.options)),
             *("--keras", keras, "--cpus", strategy.cpus, "--records", records, "--skip", *skipped),
         ]
         environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         environ |= {"TF_USE_LEGACY_KERAS": str(int(keras == "tf_keras")), **strategy.environ}
+        # Two workers may share a GPU: TensorFlow must not reserve all of its memory for one.
+        environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        if not self._options.gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = "-1"
         path = [str(ROOT), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         with open(records.with_suffix(".log"), "w+") as log:
@@ -107,7 +118,7 @@ class Group:
                 list(map(str, command)), env=environ, stdout=log, stderr=subprocess.STDOUT
             )
             try:
-                return self._wait(process, records, patience)
+                return self._wait(process, records, self._options.patience)
             finally:
                 process.terminate()
                 process.wait()
@@ -148,8 +159,24 @@ class Group:
         return last, Result("fails", f"the process ends with exit code {self.code}")
 
 
+def words_of_gpus(strategy: Strategy, gpus: int) -> tuple[str, ...]:
+    """Returns the options of `tf-config run` that give each worker GPUs of its own.
+
+    There are none if the GPUs are too few for it: workers then share all of them.
+
+    >>> words_of_gpus(STRATEGIES["multi-worker"], gpus=2)
+    ('--gpus-per-worker', '1')
+    >>> words_of_gpus(STRATEGIES["multi-worker-2x2"], gpus=2)
+    ()
+    """
+    replicas = strategy.options.get("num_replicas", 1)
+    if strategy.workers == 1 or gpus < strategy.workers * replicas:
+        return ()
+    return ("--gpus-per-worker", str(replicas))
+
+
 def column(
-    strategy: Strategy, keras: str, expected: dict[str, Any], patience: float
+    strategy: Strategy, keras: str, expected: dict[str, Any], options: argparse.Namespace
 ) -> tuple[dict[str, Result], dict[str, Any]]:
     """Returns what came of each cell, and the numbers.
 
@@ -157,17 +184,18 @@ def column(
       strategy: the column's.
       keras: which Keras.
       expected: the numbers of one process, by cell.
-      patience: see `Group`.
+      options: see `Group`.
     """
     results: dict[str, Result] = {}
     facts: dict[str, Any] = {}
     again: tuple[str, Result] | None = None
     while True:
-        group = Group(strategy, keras, list(results), patience)
+        group = Group(strategy, keras, list(results), options)
         for name, records in group.cells.items():
             ended = [record for record in records if record["state"] in ("ok", "missing")]
             if len(ended) == strategy.workers:
-                results[name] = judged(ended, expected.get(name))
+                least = GPU_TOLERANCE if options.gpus else 0.0
+                results[name] = judged(ended, expected.get(name), least)
                 facts[name] = ended[0].get("facts")
                 if again is not None and again[0] == name and results[name].state == "ok":
                     results[name] = Result("alone", again[1].note or again[1].state)
@@ -183,8 +211,14 @@ def column(
             again = name, failure
 
 
-def judged(records: list[dict[str, Any]], expected: Any) -> Result:
-    """Returns whether the workers' numbers are the same, and those of one process."""
+def judged(records: list[dict[str, Any]], expected: Any, least: float = 0.0) -> Result:
+    """Returns whether the workers' numbers are the same, and those of one process.
+
+    Args:
+      records: of a cell, one from each worker.
+      expected: the numbers of one process.
+      least: how much these may differ in any case.
+    """
     first = records[0]
     if first["state"] == "missing":
         return Result("missing", first["error"])
@@ -193,7 +227,7 @@ def judged(records: list[dict[str, Any]], expected: Any) -> Result:
         if found:
             return Result("wrong", f"the workers' {found[0]} differ: {found[1]} and {found[2]}")
     if expected is not None and first["tolerance"] is not None:
-        found = difference(first["facts"], expected, first["tolerance"])
+        found = difference(first["facts"], expected, max(first["tolerance"], least))
         if found:
             return Result("wrong", f"{found[0]}: {found[1]} in place of one process's {found[2]}")
     return Result("ok")
@@ -255,7 +289,7 @@ def main() -> int:
             unexpected += bad
             seconds = time.monotonic() - started
             print(f"{name}, {keras}: {seconds:.0f} s", *bad, sep="\n", file=sys.stderr)
-    print(page(measured))
+    print(page(measured, options.gpus))
     return 1 if unexpected else 0
 
 
@@ -265,6 +299,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--keras", nargs="+", choices=KERAS, default=list(KERAS))
     parser.add_argument("--patience", type=float, default=90, help="seconds until a cell hangs")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of this machine to run on")
     parser.add_argument("--cache", type=Path, help="a directory that keeps what is measured")
     return parser.parse_args()
 
@@ -274,7 +309,7 @@ def numbers_of_one_process(keras: str, options: argparse.Namespace) -> dict[str,
     file = options.cache and options.cache / f"{keras}.json"
     if file and file.exists():
         return json.loads(file.read_text())
-    results, facts = column(ALONE, keras, {}, options.patience)
+    results, facts = column(ALONE, keras, {}, options)
     failed = {name: one for name, one in results.items() if one.state not in ("ok", "missing")}
     if failed:
         raise RuntimeError(f"In one process every cell works. Received: {failed}. Mend the cell.")
@@ -290,7 +325,7 @@ def results_of(
     file = options.cache and options.cache / f"{keras}-{strategy.name}.json"
     if file and file.exists():
         return {name: Result(**one) for name, one in json.loads(file.read_text()).items()}
-    results, _ = column(strategy, keras, expected, options.patience)
+    results, _ = column(strategy, keras, expected, options)
     if file:
         file.write_text(json.dumps({name: asdict(one) for name, one in results.items()}))
     return results
@@ -316,7 +351,7 @@ def is_expected(keras: str, strategy: str, cell: str, result: Result) -> bool:
     return why is not None and result.state == "fails" and why in result.note
 
 
-def page(measured: dict[str, dict[str, dict[str, Result]]]) -> str:
+def page(measured: dict[str, dict[str, dict[str, Result]]], gpus: int = 0) -> str:
     """Returns the tables of both Keras as Markdown, with the errors below."""
     notes: dict[str, int] = {}
     tables = [
@@ -324,7 +359,12 @@ def page(measured: dict[str, dict[str, dict[str, Result]]]) -> str:
     ]
     lines = [f"{number}. {literal(note)}" for note, number in notes.items()]
     below = ["## Notes\n\n" + "\n".join(lines)] if lines else []
-    return "\n\n".join([INTRODUCTION.format(versions=versions()), *tables, *below])
+    introduction = INTRODUCTION.format(
+        versions=versions(),
+        devices="GPUs" if gpus else "CPUs",
+        tolerance=f"{GPU_TOLERANCE:g}" if gpus else "1e-5",
+    )
+    return "\n\n".join([introduction, *tables, *below])
 
 
 def table(columns: dict[str, dict[str, Result]], notes: dict[str, int]) -> str:

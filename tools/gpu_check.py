@@ -1,6 +1,6 @@
 """Runs the package on this machine's GPUs, and prints what came of it as a table.
 
-    $ .venv/bin/python tools/gpu_check.py [--output gpu_check.json]
+    $ .venv/bin/python tools/gpu_check.py [--output gpu_check.json] [--all-columns]
 
 It runs on one machine with one or more GPUs. Each row of the table is a
 process of its own, or several, so that one that fails or hangs ends no other. What is trained on
@@ -11,6 +11,7 @@ Without a GPU, all rows run on CPUs, and those that need GPUs are left out.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -18,7 +19,9 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -27,12 +30,17 @@ from typing import Any
 import rich
 import rich.progress
 import rich.table
+from compatibility_columns import COLUMNS, KERAS
 from rich.markup import escape
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tools" / "scripts" / "gpu_train.py"
-LIMIT_SECONDS = 180
-SPEED = "examples per second"
+KERNELS_PROGRAM = ROOT / "tests" / "distributed" / "gpu_kernels.py"
+COMPATIBILITY = ROOT / "tools" / "compatibility.py"
+LIMIT_SECONDS, LIMIT_OF_A_COLUMN = 180, 1800
+KERNELS, SPEED = "kernels", "examples per second"
+# One of one process, and one of several. Each takes minutes.
+SOME_COLUMNS = ("mirrored", "multi-worker")
 # Between a GPU and a CPU: other orders of sums, and other algorithms.
 TOLERANCE, MIXED_TOLERANCE = 1e-3, 5e-2
 PACKAGES = ("tensorflow", "keras", "tf_keras", "horovod", "nvidia-nccl-cu12")
@@ -130,7 +138,7 @@ def train(
 
     On CPUs, the options that mean GPUs are left out.
     """
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    environ = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if not on_gpus:
         environ["CUDA_VISIBLE_DEVICES"] = "-1"
         words = tuple(word for word in words if word != "logical")
@@ -138,16 +146,7 @@ def train(
             at = under.index("--gpus-per-worker")
             under = (*under[:at], *under[at + 2 :])
     launcher = ("-m", "tf_config", "run", *under) if under else ()
-    command = [sys.executable, *launcher, str(PROGRAM), *words]
-    try:
-        done = subprocess.run(
-            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", timeout=LIMIT_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout or b""
-        text = output if isinstance(output, str) else output.decode(errors="replace")
-        return [], f"{text}\nno end after {LIMIT_SECONDS} s"
+    done = execute([sys.executable, *launcher, str(PROGRAM), *words], LIMIT_SECONDS, **environ)
     lines = re.findall(r"^(?:\[worker \d\] )?(\{.*\})$", done.stdout, re.M)
     return [json.loads(line) for line in lines] if done.returncode == 0 else [], done.stdout
 
@@ -191,6 +190,70 @@ def judge(check: Check, gpus: int) -> tuple[str, str, str]:
     )
     limit = MIXED_TOLERANCE if "mixed" in check.words else TOLERANCE
     return ("yes" if difference <= limit else "no"), f"{on}; difference {difference:.1e}", ""
+
+
+def kernels() -> Outcome:
+    """Returns whether TensorFlow's wheel has a GPU kernel for all that runs on replicas."""
+    start = time.monotonic()
+    # Its replicas are logical CPUs, which tell what is on the host from what would be on a GPU.
+    done = execute(
+        [sys.executable, str(KERNELS_PROGRAM), "keras", "mirrored"],
+        LIMIT_SECONDS,
+        CUDA_VISIBLE_DEVICES="-1",
+        PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    )
+    passed = re.findall(r"^check_(\w+) passed$", done.stdout, re.M)
+    names = ", ".join(passed).replace("_", " ") or "nothing"
+    note = f"looked up in TensorFlow's wheel: {names}"
+    if done.returncode:
+        note = f"{note}; then {last_line(done.stdout)}"
+    seconds = time.monotonic() - start
+    verdict = "no" if done.returncode else "yes"
+    return Outcome(KERNELS, verdict, note, seconds, done.stdout[-20000:])
+
+
+def cells(title: str, strategy: str, keras: str, gpus: int, cache: Path) -> Outcome:
+    """Returns what came of a column of the compatibility table.
+
+    Args:
+      title: of the row.
+      strategy: the column's, by its name in compatibility_columns.py.
+      keras: which Keras.
+      gpus: how many this machine has; without GPUs it runs on CPUs.
+      cache: a directory that keeps the numbers of one process for the next column.
+    """
+    start = time.monotonic()
+    done = execute(
+        [
+            *(sys.executable, str(COMPATIBILITY), "--strategy", strategy, "--keras", keras),
+            *("--gpus", str(gpus), "--cache", str(cache)),
+        ],
+        LIMIT_OF_A_COLUMN,
+    )
+    seconds = time.monotonic() - start
+    file = cache / f"{keras}-{strategy}.json"
+    if not file.exists():
+        return Outcome(title, "no", last_line(done.stdout), seconds, done.stdout[-20000:])
+    states = [each["state"] for each in json.loads(file.read_text()).values()]
+    note = f"{states.count('ok')} of {len(states)} cells work"
+    if done.returncode:
+        note += ", and others do not that work on CPUs"
+    verdict = "no" if done.returncode else "yes"
+    return Outcome(title, verdict, note, seconds, done.stdout[-20000:])
+
+
+def execute(command: list[str], limit: float, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Returns the output, errors among it, and the exit code of a command; 1 if it does not end."""
+    try:
+        return subprocess.run(
+            command, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environ},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            timeout=limit, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        text = output if isinstance(output, str) else output.decode(errors="replace")
+        return subprocess.CompletedProcess(command, 1, f"{text}\nno end after {limit} s")
 
 
 def last_line(output: str) -> str:
@@ -248,31 +311,47 @@ def output_of(*command: str) -> str:
     return last_line(done.stdout) if done.stdout.strip() else ""
 
 
+def rows(gpus: int, is_whole: bool, cache: Path) -> dict[str, Callable[[], Outcome]]:
+    """Returns what fills each row of the table, by the row's title.
+
+    Args:
+      gpus: how many this machine has.
+      is_whole: whether all of our columns of the compatibility table are measured, or two.
+      cache: see `cells`.
+    """
+    found: dict[str, Callable[[], Outcome]] = {KERNELS: kernels}
+    for check in checks(gpus):
+        found[check.title] = functools.partial(run, check, gpus)
+    for keras in KERAS if is_whole else ("keras",):
+        for column in COLUMNS:
+            if column.is_ours and (is_whole or column.name in SOME_COLUMNS):
+                title = f"compatibility: {column.name}, {KERAS[keras]}"
+                found[title] = functools.partial(cells, title, column.name, keras, gpus, cache)
+    found[SPEED] = functools.partial(speed, gpus)
+    return found
+
+
 def main(arguments: list[str]) -> int:
-    """Runs all checks; returns 1 if one of them failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("gpu_check.json"))
-    parser.add_argument("--only", default="", help="the checks whose titles contain this")
-    options = parser.parse_args(arguments)
-    if not options.output.absolute().parent.is_dir():
-        parser.error(f"--output must be in a directory that exists. Received: {options.output}")
-    titles = [*(check.title for check in checks(2)), SPEED]
-    if not any(options.only in title for title in titles):
-        parser.error(f"--only must be a part of a title. Received: {options.only!r}")
+    """Fills all rows; returns 1 if one of them failed."""
+    options = parse(arguments)
     about = machine()
     gpus = len(about["gpus"])
     for name, value in about.items():
         rich.print(escape(f"{name}: {value}"))
-    wanted = [check for check in checks(gpus) if options.only in check.title]
     outcomes = []
-    with rich.progress.Progress(transient=True) as progress:
-        for check in progress.track(wanted, description="checks"):
-            outcomes.append(run(check, gpus))
-            line = f"{check.title}: {outcomes[-1].verdict} {outcomes[-1].note}"
+    with tempfile.TemporaryDirectory() as cache, rich.progress.Progress(transient=True) as progress:
+        wanted = {
+            title: fill
+            for title, fill in rows(gpus, options.all_columns, Path(cache)).items()
+            if options.only in title
+        }
+        task = progress.add_task("", total=len(wanted))
+        for title, fill in wanted.items():
+            progress.update(task, description=title)
+            outcomes.append(fill())
+            progress.advance(task)
+            line = f"{title}: {outcomes[-1].verdict} {outcomes[-1].note}"
             progress.console.print(escape(line))
-    if options.only in SPEED:
-        rich.print(f"{SPEED}: this package and stock TensorFlow in turn ...")
-        outcomes.append(speed(gpus))
     rich.print(table(outcomes))
     if not gpus:
         rich.print("TensorFlow sees no GPU: everything ran on CPUs, and compares nothing.")
@@ -280,6 +359,24 @@ def main(arguments: list[str]) -> int:
     options.output.write_text(json.dumps(report, indent=2))
     rich.print(f"Everything is in {options.output}. Please send it with a report.")
     return int(any(outcome.verdict == "no" for outcome in outcomes))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Returns the options; ends the process with exit code 2 if one of them is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("gpu_check.json"))
+    parser.add_argument("--only", default="", help="the rows whose titles contain this")
+    parser.add_argument(
+        "--all-columns", action="store_true",
+        help="the compatibility table under every strategy and both Keras, which takes longer",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if not options.output.absolute().parent.is_dir():
+        parser.error(f"--output must be in a directory that exists. Received: {options.output}")
+    titles = rows(2, options.all_columns, Path())
+    if not any(options.only in title for title in titles):
+        parser.error(f"--only must be a part of a title. Received: {options.only!r}")
+    return options
 
 
 def table(outcomes: list[Outcome]) -> rich.table.Table:

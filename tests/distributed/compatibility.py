@@ -31,6 +31,7 @@ def main():
         (cpu,) = tf.config.list_physical_devices("CPU")
         logical = [tf.config.LogicalDeviceConfiguration()] * options.cpus
         tf.config.set_logical_device_configuration(cpu, logical)
+    prepare_gpus(options.options.get("num_replicas", 1))
     write({"cell": None, "state": "started"}, options.records)
     module, _, name = options.strategy.partition(".")
     make = operator.attrgetter(name)(importlib.import_module(ALIASES.get(module, module)))
@@ -51,6 +52,16 @@ def main():
             sys.exit(1)
         write(about, options.records)
     print("passed")
+
+
+def prepare_gpus(replicas):
+    """Divides the GPU, if there is one for two replicas, and has it compute float32 as CPUs do."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    if len(gpus) == 1 and replicas == 2:
+        half = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+        tf.config.set_logical_device_configuration(gpus[0], [half, half])
 
 
 def parsed():
