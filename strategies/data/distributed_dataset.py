@@ -31,6 +31,7 @@ from strategies.data.same_batches import SUMMARY_SPEC
 from strategies.data.sharding import Epochs, may_prefetch
 from strategies.diagnostics.calls import record_call
 from strategies.diagnostics.consistency import check_same_call, spec_text
+from strategies.diagnostics.waits import end_epoch
 from strategies.files.file_locks import check_sole_writer
 from strategies.profiling.spans import INPUT, SpanStream
 from strategies.utils.devices import HOST
@@ -216,6 +217,8 @@ class ReplicaDataset(DistributedDataset):
         # Before the iterator exists: workers that make different calls get an error here that names
         # the calls, instead of waiting in exchanges of their pipelines.
         self._check_same_steps()
+        if tf.executing_eagerly() and not is_building_model():
+            end_epoch()  # of the previous epoch, of this dataset or of another one
         restart_threads()
         if self._source is not None and tf.executing_eagerly():
             check_same_examples(self._source, self._strategy.extended.collectives)

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.base import Collectives, StreamKeeper
 from strategies.compat.tensorflow import ResourceVariable
+from strategies.diagnostics.waits import COLUMNS
 from strategies.profiling.spans import EXCHANGE, SpanStream
 from strategies.utils.devices import HOST
 from tf_config.doctor.operation_trace import Operation
@@ -28,14 +30,17 @@ class GraphOperations:
 
     Args:
       kind: the kind of the operations.
+      in_step: whether steps wait for the operations.
 
     Attributes:
       names: the names of the operations that were traced.
     """
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, in_step: bool = True):
         self.kind = kind
+        self.in_step = in_step
         self.names: list[str] = []
+        self._first: dict[float, float] = {}  # the first number of each name
         with tf.init_scope(), tf.device(HOST):
             self._begun, self._ended = (
                 ResourceVariable(0, dtype=tf.int64, trainable=False) for _ in range(2)
@@ -84,6 +89,21 @@ class GraphOperations:
             *(Operation(stream, number, self.kind, None, None) for number in running),
         ]
 
+    def exchanges(self) -> np.ndarray:
+        """Returns the number, begin and end of the latest operations that have ended, [n, 3].
+
+        The first one of each name is left out: workers come to it when they have traced its
+        function, which may take one of them seconds longer than another.
+        """
+        rows = self._latest.numpy()
+        rows = rows[rows[:, 0] > 0]
+        rows = rows[rows[:, 0].argsort()]
+        names, first = np.unique(rows[:, 3], return_index=True)
+        for name, number in zip(names.tolist(), rows[first, 0].tolist(), strict=True):
+            self._first.setdefault(name, number)
+        firsts = np.array([self._first[name] for name in rows[:, 3].tolist()])
+        return rows[rows[:, 0] > firsts, :3] if len(rows) else rows[:, :3]
+
 
 class _Running(NamedTuple):
     """An operation that Python runs: its number, its name, and when it began."""
@@ -107,6 +127,7 @@ class OperationTracker:
         self._in_steps: dict[int, _Running] = {}
         self._graphs: list[GraphOperations] = []
         self._ended: collections.deque[Operation] = collections.deque(maxlen=KEPT)
+        self._first_steps: dict[str, int] = {}  # the first number of each action of a step
         self._seen: tuple[Any, ...] = ()
         self._since = time.monotonic()
 
@@ -121,6 +142,7 @@ class OperationTracker:
     def track_step(self, what: str) -> Iterator[None]:
         """Records an action of a step in Python while the block runs."""
         self._steps += 1
+        self._first_steps.setdefault(what, self._steps)
         with self._track(self._in_steps, 1, self._steps, what):
             yield
 
@@ -136,9 +158,14 @@ class OperationTracker:
             running.pop(thread, None)
             self._ended.append(Operation(stream, number, name, begin, time.time()))
 
-    def add_graph_operations(self, kind: str) -> GraphOperations:
-        """Returns the record of operations of a kind that functions will run."""
-        self._graphs.append(GraphOperations(kind))
+    def add_graph_operations(self, kind: str, in_step: bool) -> GraphOperations:
+        """Returns the record of operations of a kind that functions will run.
+
+        Args:
+          kind: the kind of the operations.
+          in_step: whether steps wait for them.
+        """
+        self._graphs.append(GraphOperations(kind, in_step))
         return self._graphs[-1]
 
     def begun(self) -> list[int]:
@@ -171,6 +198,24 @@ class OperationTracker:
         operations.sort(key=lambda each: float("inf") if each.begin is None else each.begin)
         return operations[-KEPT:]
 
+    def exchanges(self) -> np.ndarray:
+        """Returns the latest operations that have ended and that steps have waited for.
+
+        They have the columns of waits.py. Eager operations are left out, because workers may have
+        much to do by themselves between them; and so is the first one of each name.
+        """
+        own = [
+            (each.stream, each.number, each.begin, each.end)
+            for each in list(self._ended)
+            if each.stream == 1 and each.number > self._first_steps[each.name]
+        ]
+        tables = [np.array(own, np.float64).reshape([-1, COLUMNS])]
+        for stream, graph in enumerate(self._graphs[:], 2):
+            if graph.in_step:
+                rows = graph.exchanges()
+                tables.append(np.insert(rows, 0, stream, axis=1))
+        return np.concatenate(tables)
+
     def waiting(self) -> tuple[str, str, float]:
         """Returns the kind ("eager", "function" or ""), name and seconds of this worker's wait."""
         counts = [(graph.kind, *graph.counts()) for graph in list(self._graphs)]
@@ -192,7 +237,7 @@ class WatchedCollectives(StreamKeeper):
     Args:
       collectives: the collectives that run the operations.
       operations: the tracker that records them.
-      is_measured: whether the duration of operations is recorded, too.
+      is_measured: whether steps wait for the operations, so that their duration is measured.
     """
 
     def __init__(
@@ -204,6 +249,7 @@ class WatchedCollectives(StreamKeeper):
         self._collectives = collectives
         self._operations = operations
         self._graph_operations: dict[str, GraphOperations] = {}
+        self._in_step = is_measured
         self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
 
     def _make_stream(self) -> WatchedCollectives:
@@ -232,7 +278,9 @@ class WatchedCollectives(StreamKeeper):
             with self._operations.track_eager(kind):
                 return self._spans.measure(kind, lambda: operation(*arguments))
         if kind not in self._graph_operations:
-            self._graph_operations[kind] = self._operations.add_graph_operations(kind)
+            self._graph_operations[kind] = self._operations.add_graph_operations(
+                kind, self._in_step
+            )
         record = self._graph_operations[kind]
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
         # Counted after the arguments are computed and before the operation starts, so that a worker

@@ -28,12 +28,21 @@ from strategies.collectives.base import Collectives
 from strategies.collectives.startup.rendezvous import serve
 from strategies.diagnostics.calls import call_in
 from strategies.diagnostics.flight_recorder import FlightRecorder
+from strategies.diagnostics.metrics import add_source, are_reported
 from strategies.diagnostics.operations import OperationTracker, WatchedCollectives
 from strategies.diagnostics.peers import SILENT_SECONDS, Peers, State
 from strategies.diagnostics.signal_request import SignalRequest
 from strategies.diagnostics.stack import Entry, stack_of
+from strategies.diagnostics.waits import (
+    WaitReport,
+    end_epoch,
+    read_exchanges,
+    samples_of,
+    watch_waits,
+)
 from strategies.utils.background_thread import BackgroundThread
 from tf_config import Address, ClusterSpec, Task
+from tf_config.launcher.progress_file import Sample
 from tf_config.launcher.settings import STEP_TIMEOUT_VARIABLE
 from tf_config.reachability import connect
 from tf_config.rendezvous.http_store import HttpStore, StoreServer
@@ -51,7 +60,7 @@ LOST_SECONDS = 60.0
 _CONNECT_SECONDS = 5.0
 # How long a worker that ends the job waits before it exits, so that the others can read the reason.
 _LINGER_SECONDS = 4.0
-_VERDICT = "verdict"
+_VERDICT, _EXCHANGES, _WAITS = "verdict", "exchanges-{}", "waits"
 _SCOPE = "keras_strategies_operations"
 _NAMED = 3  # the number of workers named in a message
 _NOT_THE_USERS = (
@@ -189,6 +198,9 @@ class Watchdog:
         self._task = task
         tasks = cluster.training_tasks
         self._peers = Peers(entries, [other for other in tasks if other != task])
+        # The first worker compares the exchanges of all.
+        self._wait_report = WaitReport(tasks) if task == tasks[0] else None
+        self._waits: list[Sample] = []
         self._seconds = seconds
         self._step_timeout = step_timeout
         self._needs_all = needs_all
@@ -207,7 +219,14 @@ class Watchdog:
     def start(self) -> None:
         """Starts the thread, and writes the last operations on SIGUSR1 from now on."""
         self._request.start()
+        if self._wait_report is not None:
+            watch_waits(self._wait_report)
+        add_source(self, Watchdog.samples)
         self._thread.start()
+
+    def samples(self) -> list[Sample]:
+        """Returns for how long this worker has waited for each other one."""
+        return self._waits
 
     def leave(self) -> None:
         """Announces that this worker has ended, and waits briefly for the others to end, too.
@@ -220,6 +239,7 @@ class Watchdog:
         # First, because the thread would overwrite the entry below.
         self._thread.stop(_LEAVING_SECONDS)
         self._request.stop()
+        end_epoch()
         is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
         if hasattr(sys, "last_value"):  # set by an error that ends the script
             self._explain(is_reached)
@@ -335,9 +355,29 @@ class Watchdog:
             is_reached = self._publish(mine)
             if is_reached:
                 self.check_verdict()
+                self._report_exchanges()
             # If the operation has ended in the meantime, this worker no longer waits.
             if waited >= _ENDED_SECONDS and pending:
                 self.check_peers(mine, is_reached)
+
+    def _report_exchanges(self) -> None:
+        """Publishes this worker's latest exchanges; on the first worker, compares those of all."""
+        own = self.operations.exchanges()
+        if self._wait_report is None:
+            self._entries.put(_EXCHANGES.format(self._task.label), own.tobytes())
+        else:
+            tables = [own]
+            for other in self._peers.others:
+                table = read_exchanges(self._entries.get(_EXCHANGES.format(other.label)))
+                if table is None:
+                    break
+                tables.append(table)
+            else:
+                self._wait_report.add(tables)
+        if are_reported():
+            if self._wait_report is not None:
+                self._entries.put(_WAITS, self._wait_report.to_json())
+            self._waits = samples_of(self._task, self._entries.get(_WAITS))
 
     def _place(self) -> str:
         return place_in(stack_of(self._main))

@@ -40,6 +40,9 @@ METRICS = {
     "samples_total": Metric(_COUNTER, "Examples that the process has trained on."),
     "step_seconds": Metric(_GAUGE, "Mean duration of the training steps of the last 10 seconds."),
     "samples_per_second": Metric(_GAUGE, "Speed of the process over the last 10 seconds."),
+    "waited_seconds_total": Metric(
+        _COUNTER, "Time in exchanges until a later worker began them.", ("late",)
+    ),
     "queue_depth": Metric(_GAUGE, "Elements that wait in a queue of the process.", ("queue",)),
     "embedding_rows": Metric(_GAUGE, "Rows of a table in the memory of the process.", ("table",)),
     "embedding_admitted_total": Metric(

@@ -67,3 +67,24 @@ def test_an_operation_that_runs_in_a_function_is_known_by_its_kind(operations):
 
     tf.function(WatchedCollectives(Looking(), operations).all_reduce)([tf.constant(1.0)])
     assert latest == [(2, 1, "all_reduce", None, None)]
+
+
+def test_the_exchanges_of_steps_are_those_after_the_first_of_each_function(operations):
+    collectives = WatchedCollectives(LocalCollectives(), operations)
+    background = collectives.new_stream()
+
+    @tf.function
+    def step(x):
+        background.all_reduce([x])
+        return collectives.all_reduce([x])[0]
+
+    assert operations.exchanges().shape == (0, 4)
+    collectives.broadcast(tf.constant(1.0))
+    for size in (1, 1, 1, 2, 2):  # traced twice
+        step(tf.ones([size]))
+    for _ in range(2):
+        with operations.track_step("update"):
+            pass
+    exchanges = operations.exchanges()
+    assert exchanges[:, :2].tolist() == [[1, 2], [3, 2], [3, 3], [3, 5]]
+    assert (exchanges[:, 2] <= exchanges[:, 3]).all()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -27,6 +28,7 @@ from strategies.diagnostics.watchdog import (
 )
 from tests.support.fakes import FakeWorker
 from tf_config import Address, ClusterSpec, Task, local_cluster
+from tf_config.launcher.progress_file import Sample
 from tf_config.reachability import Reached
 from tf_config.rendezvous.http_store import HttpStore, StoreServer, send_request
 
@@ -134,7 +136,7 @@ def test_an_operation_that_ends_while_it_is_looked_at_is_no_wait(store, monkeypa
 
 def test_what_has_begun_and_not_ended_is_pending():
     operations = OperationTracker()
-    graph = operations.add_graph_operations("all_reduce")
+    graph = operations.add_graph_operations("all_reduce", in_step=True)
     graph.begin()
     begun = graph.begin()
     graph.end(begun, "all_reduce")
@@ -143,6 +145,20 @@ def test_what_has_begun_and_not_ended_is_pending():
     graph.end(begun, "all_reduce")
     assert operations.pending() == []
     assert operations.begun() == [1, 1, 2]
+
+
+def test_the_first_worker_learns_for_whom_the_others_wait(store, monkeypatch):
+    monkeypatch.setenv("KERAS_STRATEGIES_METRICS", "1")
+    workers = [watchdog(store, number, []) for number in range(2)]
+    for number, each in enumerate(workers):
+        begin = np.arange(10) + 0.3 * number
+        table = np.stack([np.full(10, 2.0), np.arange(10) + 1.0, begin, np.arange(10) + 0.9], 1)
+        monkeypatch.setattr(each.operations, "exchanges", lambda table=table: table)
+    for each in (*workers, *workers):
+        each._report_exchanges()
+    assert workers[0].samples() == [Sample("waited_seconds_total", 3.0, ("worker 1",))]
+    assert workers[1].samples() == []
+    assert workers[0]._wait_report.end_epoch().startswith("worker 1 caused 100% of the waits")
 
 
 def test_who_ends_waits_until_the_others_have(store):
