@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from strategies.utils.argument_checks import check_number, check_whole_number
+from strategies.variables.rounded_array import ROW_DTYPES
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 UNSEEN = ("initial", "zeros")
@@ -131,7 +132,13 @@ class TableConfig:
       placement: "sharded" stores each row on one worker or server. "replicated" stores a copy of
         every row on each worker and sends ids and gradients to all workers. Use it for a small,
         frequently used table; it requires `input_dim` and does not support `admission`,
-        `eviction`, `overflow="share"` or `overflow="evict"`.
+        `eviction`, `overflow="share"`, `overflow="evict"` or `exchange_dtype="bfloat16"`.
+      row_dtype: dtype in which rows are stored, "float32" or "bfloat16". They are trained in
+        float32 and saved as float32 in either case. What an optimizer writes to bfloat16 rows is
+        rounded up or down at random, so that small updates are not lost.
+      slot_dtype: the same for the optimizer's slot variables of the rows.
+      exchange_dtype: dtype in which workers and servers exchange rows and their gradients,
+        "float32" or "bfloat16". Gradients are added in float32.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -147,6 +154,9 @@ class TableConfig:
     optimizer: Any = None
     l2: float = 0.0
     placement: str = "sharded"
+    row_dtype: str = "float32"
+    slot_dtype: str = "float32"
+    exchange_dtype: str = "float32"
 
     @property
     def is_replicated(self) -> bool:
@@ -188,6 +198,12 @@ class TableConfig:
                 f"placement must be one of {', '.join(map(repr, PLACEMENTS))}. Received: "
                 f"{self.placement!r}."
             )
+        for name in ("row_dtype", "slot_dtype", "exchange_dtype"):
+            if getattr(self, name) not in ROW_DTYPES:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, ROW_DTYPES))}. Received: "
+                    f"{getattr(self, name)!r}."
+                )
         if self.is_replicated:
             self._check_replicated()
 
@@ -195,11 +211,13 @@ class TableConfig:
         conflicts = [name for name in ("admission", "eviction") if getattr(self, name) is not None]
         conflicts += [f"overflow={self.overflow!r}"] if self.overflow != "error" else []
         conflicts += ["no input_dim"] if self.input_dim is None else []
+        if self.exchange_dtype != "float32":
+            conflicts.append(f"exchange_dtype={self.exchange_dtype!r}")
         if conflicts:
             raise ValueError(
                 "placement='replicated' requires input_dim, and cannot be combined with admission, "
-                "eviction, overflow='share' or overflow='evict', because every worker has a copy "
-                "of the table. "
+                "eviction, overflow='share', overflow='evict' or exchange_dtype='bfloat16', "
+                "because every worker has a copy of the table. "
                 f"Received: placement='replicated' with {', '.join(conflicts)}. Change these, or "
                 "omit the placement."
             )

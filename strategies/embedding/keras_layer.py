@@ -35,8 +35,9 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       zero. The rows stay in memory as long as the token does, at most 4 GiB per weight on each
       worker. `set_weights` restores them, as in `EarlyStopping(restore_best_weights=True)`. To get
       the rows themselves, call `rows`.
-    * Rows are float32. Arguments of `keras.layers.Embedding` that apply to a whole table, such as
-      `embeddings_regularizer`, `embeddings_constraint` and `weights`, raise an error.
+    * Rows are trained and saved as float32. Arguments of `keras.layers.Embedding` that apply to a
+      whole table, such as `embeddings_regularizer`, `embeddings_constraint` and `weights`, raise an
+      error.
 
     Args:
       output_dim: width of a row.
@@ -55,6 +56,9 @@ class DistributedEmbedding(EmbeddingLayer, keras.layers.Layer):
       optimizer: optimizer that trains the rows instead of the model's optimizer.
       l2: coefficient of an L2 penalty on the rows that a step trains; see `TableConfig`.
       placement: "sharded", or "replicated" for a small table of which each worker has a copy.
+      row_dtype: dtype in which rows are stored, "float32" or "bfloat16"; see `TableConfig`.
+      slot_dtype: dtype in which the optimizer's slot variables of the rows are stored.
+      exchange_dtype: dtype in which rows and gradients are exchanged.
       mask_zero: whether id 0 is padding: masked without a combiner, skipped with one.
       unseen: values of an id without a row: "initial" returns its initial values, "zeros" zeros.
       seed: seed of the initial values.

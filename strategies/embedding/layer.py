@@ -78,6 +78,9 @@ class EmbeddingLayer:
         optimizer: Any = None,
         l2: float = 0.0,
         placement: str = "sharded",
+        row_dtype: str = "float32",
+        slot_dtype: str = "float32",
+        exchange_dtype: str = "float32",
         mask_zero: bool = False,
         unseen: str = "initial",
         seed: int = 0,
@@ -104,6 +107,9 @@ class EmbeddingLayer:
                     "optimizer": optimizer,
                     "l2": l2,
                     "placement": placement,
+                    "row_dtype": row_dtype,
+                    "slot_dtype": slot_dtype,
+                    "exchange_dtype": exchange_dtype,
                 }
             )
             by_name = {"": FeatureConfig(table, combiner)}
@@ -117,6 +123,9 @@ class EmbeddingLayer:
                 "optimizer": optimizer,
                 "l2": l2 or None,
                 "placement": None if placement == "sharded" else placement,
+                "row_dtype": None if row_dtype == "float32" else row_dtype,
+                "slot_dtype": None if slot_dtype == "float32" else slot_dtype,
+                "exchange_dtype": None if exchange_dtype == "float32" else exchange_dtype,
             }
             check_no_table_settings(of_tables, embeddings_initializer)
             by_name = {name: feature_from(value) for name, value in (features or {}).items()}
@@ -154,7 +163,11 @@ class EmbeddingLayer:
     def _initializer(self, config: TableConfig) -> Any:
         initializer = self.initializers.get(config.embeddings_initializer)
         kind, fields = type(initializer).__name__, initializer.get_config()
-        return initial_rows(kind, fields, self.seed, config.name, config.output_dim)
+        initial = initial_rows(kind, fields, self.seed, config.name, config.output_dim)
+        if config.row_dtype == "float32":
+            return initial
+        # An id without a row has the values that its row would get.
+        return lambda ids: tf.cast(tf.cast(initial(ids), config.row_dtype), tf.float32)
 
     def _optimizer(self, config: TableConfig) -> Any:
         """Returns a copy of a table's optimizer, which may be shared with another table."""

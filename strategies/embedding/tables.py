@@ -287,8 +287,9 @@ class Tables:
         )  # fmt: skip
 
     def _traffic_bytes(self, name: str, traffic: np.ndarray) -> dict[str, int]:
-        width, is_sharded = self.table(name).config.output_dim, self._placements[name].copies == 1
-        return traffic_bytes(traffic, width, brings_rows=is_sharded)
+        config = self.table(name).config
+        row = config.output_dim * tf.as_dtype(config.exchange_dtype).size
+        return traffic_bytes(traffic, row, brings_rows=self._placements[name].copies == 1)
 
     def set_rows(self, ids: np.ndarray, rows: np.ndarray, name: str | None) -> None:
         """Sets the rows of ids in the shards that own them."""

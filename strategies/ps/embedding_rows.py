@@ -17,6 +17,7 @@ import tensorflow as tf
 from strategies.ps.registry import RemoteVariable
 from strategies.ps.updates import Transfer, VariableUpdate
 from strategies.ps.variables import ServerView, active_view, current_server
+from strategies.reduction.row_wire import RowWire
 from strategies.reduction.sparse import is_marked_reduced, sum_by_index
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
@@ -35,6 +36,10 @@ class RemoteRowVariable(RowVariable):
       name: a part of the names of the slot variables.
       strategy: the strategy under which the variable is created.
       make_slot: creates a slot variable on all servers, from its name and the initial row.
+      wire: form in which gradients are sent to the servers; None sends them as they are.
+
+    Attributes:
+      wire: see above.
     """
 
     def __init__(
@@ -45,8 +50,10 @@ class RemoteRowVariable(RowVariable):
         name: str,
         strategy: tf.distribute.Strategy | None,
         make_slot: SlotMaker | None = None,
+        wire: RowWire | None = None,
     ):
         super().__init__(RowView(), row, trainable, name, strategy)
+        self.wire = RowWire(int(self.shape[1])) if wire is None else wire
         self._parts = tuple(parts)
         self._make_slot = make_slot
         # Identifies the variable in updates; it has no slices, because workers hold no copy.
@@ -115,6 +122,11 @@ class RowUpdate(VariableUpdate):
             view.mark_applied()
         self._owners = global_rows % self.variable.servers
         self._rows = global_rows // self.variable.servers
+        exact = RowWire(int(self.variable.shape[1]))
+        # Only gradients are rounded. Other arguments may be values of rows.
+        self._wires = [
+            self.variable.wire if isinstance(leaf, tf.IndexedSlices) else exact for leaf in in_view
+        ] or [exact]
         # If there are no per-row arguments, a tensor of width 0 still carries the row numbers.
         self._in_view = [self._dense(leaf) for leaf in in_view] or [
             tf.zeros([tf.size(global_rows), 0])
@@ -142,14 +154,15 @@ class RowUpdate(VariableUpdate):
     def pieces(self, server: int) -> Iterator[tf.Tensor]:
         """Yields the tensors for a server: per argument in view, the values and row numbers."""
         is_owned = self._owners == server
-        for value in self._in_view:
-            yield tf.boolean_mask(value, is_owned)
+        for value, wire in zip(self._in_view, self._wires, strict=True):
+            yield wire.encode(tf.boolean_mask(value, is_owned))
             yield tf.boolean_mask(self._rows, is_owned)
 
     def placeholders(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         """Yields pairs of placeholders for the tensors that `pieces` yields."""
-        for value in self._in_view:
-            values = tf.compat.v1.placeholder(value.dtype, [None, value.shape[1]])
+        for value, wire in zip(self._in_view, self._wires, strict=True):
+            sent = wire.encode(tf.zeros([0, value.shape[1]], value.dtype))
+            values = tf.compat.v1.placeholder(sent.dtype, [None, sent.shape[1]])
             yield values, tf.compat.v1.placeholder(tf.int64, [None])
 
     def apply(
@@ -166,7 +179,11 @@ class RowUpdate(VariableUpdate):
             more than once.
           replicated: the arguments that all servers get, by their position.
         """
-        references, _, each = sum_by_index(pieces[0][1], *(values for values, _ in pieces))
+        received = [
+            wire.decode(values, value.shape[1])
+            for (values, _), value, wire in zip(pieces, self._in_view, self._wires, strict=True)
+        ]
+        references, _, each = sum_by_index(pieces[0][1], *received)
         with active_view.activate(view):
             rows_in_view = self.variable.view
             # See [Note: references to rows] in row_view.py.

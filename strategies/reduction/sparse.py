@@ -24,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.reduction.row_wire import RowWire
 from strategies.utils.devices import HOST
 
 _WIDTH_OF_VECTORS = 32  # from this width on, TensorFlow calls Eigen for each row
@@ -133,9 +134,22 @@ def all_gather(slices: tf.IndexedSlices, collectives: Collectives) -> tf.Indexed
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def all_reduce(slices: tf.IndexedSlices, collectives: Collectives) -> tf.IndexedSlices:
-    """Sums the gradients of all workers, with each row once; all workers must call it."""
-    return unique_of_workers(all_gather(slices, collectives))
+def all_reduce(
+    slices: tf.IndexedSlices, collectives: Collectives, wire: RowWire | None = None
+) -> tf.IndexedSlices:
+    """Sums the gradients of all workers, with each row once; all workers must call it.
+
+    Args:
+      slices: this worker's gradient.
+      collectives: collectives among the workers.
+      wire: form in which the values are exchanged; None sends them as they are.
+    """
+    if wire is None:
+        return unique_of_workers(all_gather(slices, collectives))
+    sent = tf.IndexedSlices(wire.encode(slices.values), slices.indices, slices.dense_shape)
+    gathered = all_gather(sent, collectives)
+    values = wire.decode(gathered.values, slices.values.shape[1])
+    return unique_of_workers(tf.IndexedSlices(values, gathered.indices, gathered.dense_shape))
 
 
 def unique_of_workers(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -81,7 +81,7 @@ class GrowableArray:
 
     def resize(self, length: tf.Tensor) -> None:
         """Grows to at least `length` rows."""
-        fill = None if self.fill is None else tf.constant(self.fill, self.dtype)
+        fill = None if self.fill is None else self._initial_row()
         (self._resize if tf.executing_eagerly() else self._resize_in_graph)(length, fill)
 
     def _resize(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
@@ -106,20 +106,28 @@ class GrowableArray:
                 resource=self._array.handle, indices=rows, updates=tf.cast(values, self.dtype)
             )
 
+    def train(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets distinct rows to values that an optimizer has computed."""
+        self.update(rows, values)
+
     def add(self, rows: tf.Tensor, values: tf.Tensor) -> None:
-        """Adds values to distinct rows."""
+        """Adds values that an optimizer has computed to distinct rows."""
         with tf.device(HOST):
-            self.update(rows, self.gather(rows) + tf.cast(values, self.dtype))
+            rows_before = self.gather(rows)
+            self.train(rows, rows_before + tf.cast(values, rows_before.dtype))
 
     def reset(self, rows: tf.Tensor) -> None:
         """Resets rows to the initial value; rows beyond the array's length are skipped."""
         existing = tf.boolean_mask(rows, rows < self._length.read_value())
-        self.update(existing, self._tile(tf.constant(self.fill, self.dtype), tf.size(existing)))
+        self.update(existing, self._tile(self._initial_row(), tf.size(existing)))
 
     def clear(self) -> None:
         """Removes all rows."""
         self._array.assign(tf.zeros([0, *self.shape], self.dtype))
         self._length.assign(0)
+
+    def _initial_row(self) -> tf.Tensor:
+        return tf.cast(tf.constant(self.fill), self.dtype)
 
     def _tile(self, row: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         return tf.tile(row[tf.newaxis], [count, *[1] * len(self.shape)])

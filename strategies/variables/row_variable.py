@@ -53,6 +53,7 @@ from strategies.reduction.sparse import as_tensors, sum_by_position
 from strategies.utils.devices import HOST
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.optimizer_traits import ELEMENTWISE, check_trains_rows, update_without_xla
+from strategies.variables.rounded_array import FLOAT32, ArrayDtypes, make_array
 from strategies.variables.row_view import RowView
 
 _numbers = itertools.count()
@@ -82,6 +83,7 @@ class RowVariable(ResourceVariable):
       name: name of the variable, which the names of its slot variables contain.
       strategy: strategy that the variable is created under.
       rows: array of all rows, if it already exists.
+      dtypes: dtypes in which rows and slot variables are stored.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class RowVariable(ResourceVariable):
         name: str,
         strategy: tf.distribute.Strategy | None,
         rows: GrowableArray | None = None,
+        dtypes: ArrayDtypes = FLOAT32,
     ):
         with tf.init_scope(), tf.device(HOST):
             super().__init__(
@@ -102,8 +105,9 @@ class RowVariable(ResourceVariable):
             )
         self._rows_in_view = view
         self.table_name = name
+        self._dtypes = dtypes
         if rows is None:
-            rows = GrowableArray(tuple(self.shape[1:]), self.dtype, expected=view.expected)
+            rows = make_array(int(self.shape[1]), dtypes.rows if trainable else dtypes.slots, view)
         if not trainable:
             rows.fill = np.array(row)
         self._array = rows
@@ -141,6 +145,10 @@ class RowVariable(ResourceVariable):
     def token(self) -> tf.Tensor:
         """Returns the single row as a tensor, whose gradient is that of the variable."""
         return self._read_variable_op()
+
+    def make_slot_array(self, fill: Any) -> GrowableArray:
+        """Returns a new array for a slot variable with initial value `fill`."""
+        return make_array(int(self.shape[1]), self._dtypes.slots, self.view, fill)
 
     def on_slot(self, function: Callable[[str, RowVariable], None]) -> None:
         """Registers a function to call with the name of each new slot variable and the variable."""
@@ -229,7 +237,9 @@ class RowVariable(ResourceVariable):
 
     def _new_slot(self, name: str, key: str, row: np.ndarray) -> RowVariable:
         del key
-        return RowVariable(self.view, row, False, name, self._distribute_strategy)
+        return RowVariable(
+            self.view, row, False, name, self._distribute_strategy, dtypes=self._dtypes
+        )
 
     def _ensure_rows(self) -> None:
         """Grows the array to the number of rows that the store has allocated."""
@@ -371,7 +381,7 @@ class RowVariable(ResourceVariable):
         ):
             return self
         self._check_updating()
-        self._write(self.table.update, value)
+        self._write(self.table.train, value)
         return self
 
     def _check_updating(self) -> None:
@@ -437,7 +447,7 @@ class RowVariable(ResourceVariable):
     def scatter_update(self, sparse_delta: tf.IndexedSlices, *args: Any, **kwargs: Any) -> Any:
         """Sets rows, indexed by their positions in the view."""
         new = as_tensors(sparse_delta)
-        self._write(self.table.update, new.values, new.indices)
+        self._write(self.table.train, new.values, new.indices)
         return self
 
 

@@ -48,6 +48,7 @@ class RowView:
     Attributes:
       expected: expected total number of rows; None if unknown.
       length: number of rows, including freed ones.
+      step: number of training steps so far.
       version: object that changes whenever rows are put in view.
     """
 
@@ -57,7 +58,9 @@ class RowView:
         self._times_freed = GrowableArray((), tf.int32, 0, expected) if frees_rows else None
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
-            self.length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+            self.length, self.step = (
+                ResourceVariable(tf.constant(0, tf.int64), trainable=False) for _ in range(2)
+            )
             # Start and end of the positions of the rows in view.
             self._range = ResourceVariable(tf.zeros([2], tf.int64), trainable=False)
             self._is_applied = ResourceVariable(tf.constant(True), trainable=False)

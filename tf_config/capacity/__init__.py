@@ -1,6 +1,6 @@
 """Capacity planning for embedding tables: memory, traffic and tasks. Does not import TensorFlow."""
 
-from tf_config.capacity.memory import MAP_ENTRY, Memory, row_bytes
+from tf_config.capacity.memory import MAP_ENTRY, Memory
 from tf_config.capacity.plan import CapacityPlan, format_bytes, plan_capacity
 from tf_config.capacity.table import PlannedTable
 from tf_config.capacity.traffic import KEY_BYTES, Traffic
@@ -13,6 +13,5 @@ __all__ = [
     "PlannedTable",
     "Traffic",
     "plan_capacity",
-    "row_bytes",
     "format_bytes",
 ]

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_config.capacity.table import PlannedTable
+from tf_config.capacity.table import BYTES, PlannedTable
 
-FLOAT = 4
 # The last step that trained a row, and the number of such steps, packed into one int64.
 TIMES_AND_COUNTS = 8
 # An entry of TensorFlow's MutableHashTable, measured: 40 to 48, depending on the load factor.
@@ -37,8 +36,8 @@ class Memory:
       program: Python, TensorFlow, Keras and a small model.
       saving: additional memory while saving: a list of the largest table's ids, and buffers.
       moving: additional memory while the largest array is copied to a larger one.
-      most_rows: the number of rows (not bytes) of the longest array; tables of the same width share
-        an array.
+      most_rows: the number of rows (not bytes) of the longest array; tables of the same width and
+        dtypes share an array.
     """
 
     rows: float
@@ -68,36 +67,30 @@ class Memory:
         return self.training + max(self.saving, self.moving)
 
 
-def row_bytes(width: int, slot_variables: int) -> int:
-    """Returns the bytes of one row, including its slot variables and its entry in the map.
-
-    >>> row_bytes(16, 2)
-    248
-    """
-    return FLOAT * width * (1 + slot_variables) + TIMES_AND_COUNTS + MAP_ENTRY
-
-
 def memory_of(tables: Sequence[PlannedTable], slot_variables: int, holders: int) -> Memory:
     """Returns the memory of each of the `holders` tasks among which the rows are divided."""
     parts = {table.name: math.ceil(table.rows / holders) for table in tables}
-    values = sum(FLOAT * table.width * parts[table.name] for table in tables)
-    widths: dict[int, float] = {}
+    # The bytes of a row and of a slot variable, and the number of rows; tables with the same width
+    # and dtypes share arrays.
+    shared: dict[tuple[int, int, str], float] = {}
     for table in tables:
-        widths[table.width] = widths.get(table.width, 0) + parts[table.name]
+        row, slot = (BYTES[dtype] * table.width for dtype in (table.row_dtype, table.slot_dtype))
+        key = row, slot, table.exchange_dtype
+        shared[key] = shared.get(key, 0) + parts[table.name]
     arrays = [
         size * rows
-        for width, rows in widths.items()
-        for size in (*[FLOAT * width] * (1 + slot_variables), TIMES_AND_COUNTS)
+        for (row, slot, _), rows in shared.items()
+        for size in (row, *[slot] * slot_variables, TIMES_AND_COUNTS)
     ]
     count = sum(parts.values())
     return Memory(
-        rows=values,
-        slot_variables=values * slot_variables,
+        rows=sum(row * rows for (row, _, _), rows in shared.items()),
+        slot_variables=sum(slot * rows for (_, slot, _), rows in shared.items()) * slot_variables,
         times_and_counts=TIMES_AND_COUNTS * count,
         map=MAP_ENTRY * count,
         growth=sum(_LEFT_BEHIND for size in arrays if size > _SMALL),
         program=PROGRAM,
         saving=_LISTED * max(parts.values()) + _PIECES,
         moving=max(arrays),
-        most_rows=max(widths.values()),
+        most_rows=max(shared.values()),
     )

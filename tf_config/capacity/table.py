@@ -9,6 +9,10 @@ from typing import Any
 
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 
+# The bytes of a number in a row, in a slot variable or in an exchange.
+BYTES = {"float32": 4, "bfloat16": 2}
+_DTYPES = ("row_dtype", "slot_dtype", "exchange_dtype")
+
 # The number of most frequent ids that are evaluated one by one, and of groups of all other ids.
 _SINGLE, _GROUPS = 10_000, 2_000
 
@@ -30,6 +34,9 @@ class PlannedTable:
       zipf: alternatively, the exponent of Zipf's law: the frequency of the k-th most frequent id is
         proportional to 1 / k ** zipf; with 0, all ids are equally frequent. With neither
         `unique_ratio` nor `zipf`, no id is assumed to repeat.
+      row_dtype: the dtype in which rows are stored, "float32" or "bfloat16".
+      slot_dtype: the dtype in which the optimizer's slot variables are stored.
+      exchange_dtype: the dtype in which rows and gradients are exchanged.
 
     Raises:
       ClusterConfigError: if a value is invalid.
@@ -41,12 +48,21 @@ class PlannedTable:
     hotness: float = 1.0
     unique_ratio: float | None = None
     zipf: float | None = None
+    row_dtype: str = "float32"
+    slot_dtype: str = "float32"
+    exchange_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name, least in (("rows", 1), ("width", 1), ("hotness", 0)):
             number(f"{name} of the table {quoted(self.name)}", getattr(self, name), least)
         if self.width != int(self.width):
             raise ClusterConfigError(f"width must be an integer. Received: width={self.width!r}.")
+        for name in _DTYPES:
+            if getattr(self, name) not in BYTES:
+                raise ClusterConfigError(
+                    f"{name} must be one of {', '.join(BYTES)}. Received: "
+                    f"{quoted(getattr(self, name))} for {quoted(self.name)}."
+                )
         if self.unique_ratio is not None:
             number("unique_ratio", self.unique_ratio, 0, 1)
         if self.zipf is not None:
@@ -75,7 +91,10 @@ class PlannedTable:
                 raise ClusterConfigError(
                     f"{rule}. Received: no {key} for {quoted(name)}. Add it, as in {key}=16."
                 )
-        values = {key: parse_number(key, value) for key, value in given.items()}
+        values = {
+            key: value if key in _DTYPES else parse_number(key, value)
+            for key, value in given.items()
+        }
         return cls(name, **values)
 
     def unique_of(self, examples: float) -> float:

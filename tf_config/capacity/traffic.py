@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tf_config.capacity.memory import FLOAT
-from tf_config.capacity.table import PlannedTable
+from tf_config.capacity.table import BYTES, PlannedTable
 
 # A requested key consists of the table, the id and its count: int64 each.
 KEY_BYTES = 24
@@ -46,5 +45,5 @@ def traffic_of(table: PlannedTable, batch: float, workers: int, servers: int) ->
     """
     unique = table.unique_of(batch)
     away = unique if servers else unique * (workers - 1) / workers
-    values = FLOAT * table.width * away
+    values = BYTES[table.exchange_dtype] * table.width * away
     return Traffic(unique, away, KEY_BYTES * away, values, values)

@@ -15,6 +15,7 @@ from strategies.embedding.shard.server_shard import RemoteTableShard
 from strategies.embedding.shard.table_shard import Group, TableSpecs
 from strategies.embedding.tables import Tables
 from strategies.ps.embedding_rows import RemoteRowVariable
+from strategies.reduction.row_wire import RowWire
 from strategies.variables.row_variable import RowVariable, new_name
 
 
@@ -62,6 +63,8 @@ class ServerBackend:
         shards = [
             RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
         ]
+        # Workers in step have rounded the gradients that they add up.
+        are_in_step = extended.in_step and extended.workers.size > 1
         variables: Mapping[Group, RowVariable] = {
             group: RemoteRowVariable(
                 [shard.variables[group] for shard in shards],
@@ -70,6 +73,7 @@ class ServerBackend:
                 new_name(),
                 self._strategy,
                 _slot_maker(shards, group),
+                None if are_in_step else RowWire(group.width, group.exchange_dtype),
             )
             for group in specs.groups
         }

@@ -17,6 +17,7 @@ from strategies.embedding.lookup.sharded import ShardedRouter
 from strategies.embedding.placement_report import placement_of_copies, placement_on_workers
 from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.embedding.tables import Tables
+from strategies.reduction.row_wire import RowWire
 from strategies.variables.row_variable import RowVariable, new_name
 from strategies.variables.row_view import RowView
 
@@ -50,6 +51,7 @@ class WorkerBackend:
                 True,
                 new_name(),
                 strategy,
+                dtypes=group.dtypes,
             )
             for group in specs.groups
         }
@@ -59,7 +61,6 @@ class WorkerBackend:
             if group.table is not None
         }
         shard = TableShard(collectives.rank, collectives.size, specs, variables)
-        all_to_all = AllToAll(collectives)
         routers: dict[Group, LookupRouter] = {}
         placements = {}
         for group, shard_lookup in shard.lookups.items():
@@ -67,6 +68,7 @@ class WorkerBackend:
                 routers[group] = ReplicatedRouter(collectives, shard_lookup)
                 placements[group] = placement_of_copies(collectives.size)
             else:
+                all_to_all = AllToAll(collectives, RowWire(group.width, group.exchange_dtype))
                 routers[group] = ShardedRouter(all_to_all, shard_lookup)
                 placements[group] = placement_on_workers(collectives.size)
         return Tables(specs, collectives, [shard], placements, variables, routers, fused_optimizers)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.shard.hashing import shard_of
+from strategies.reduction.row_wire import RowWire
 from strategies.utils.devices import HOST
 
 
@@ -14,22 +15,24 @@ class AllToAll:
 
     Args:
       collectives: collectives among the workers.
+      wire: form in which values are exchanged.
     """
 
-    def __init__(self, collectives: Collectives):
+    def __init__(self, collectives: Collectives, wire: RowWire):
         self.collectives = collectives
+        self._wire = wire
 
     def send(self, keys: tf.Tensor) -> SentKeys:
         """Sends each key, a row of int64 [n, k], to the owner of the id in column 1."""
         if self.collectives.size == 1:
-            return SentKeys(self.collectives, keys, None, tf.shape(keys)[:1])
+            return SentKeys(self.collectives, self._wire, keys, None, tf.shape(keys)[:1])
         owners = shard_of(keys[:, 1], self.collectives.size)
         order = tf.argsort(owners, stable=True)
         with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
             counts = tf.math.bincount(
                 tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
             )
-        return SentKeys(self.collectives, tf.gather(keys, order), order, counts)
+        return SentKeys(self.collectives, self._wire, tf.gather(keys, order), order, counts)
 
 
 class SentKeys:
@@ -37,6 +40,7 @@ class SentKeys:
 
     Args:
       collectives: collectives among the workers.
+      wire: form in which values are exchanged.
       keys: keys to send, ordered by owner.
       order: original positions of the keys; None if they were already ordered.
       counts: number of keys for each worker.
@@ -48,11 +52,13 @@ class SentKeys:
     def __init__(
         self,
         collectives: Collectives,
+        wire: RowWire,
         keys: tf.Tensor,
         order: tf.Tensor | None,
         counts: tf.Tensor,
     ):
         self._collectives = collectives
+        self._wire = wire
         self._order = order
         self._counts = counts
         self._sent = keys
@@ -69,7 +75,7 @@ class SentKeys:
         Args:
           values: this worker's values of the received keys, [m, width].
         """
-        values, _ = self._collectives.all_to_all(values, self._received_counts)
+        values = self._exchange(values, self._received_counts)
         if self._order is None:
             return values
         return tf.gather(values, tf.math.invert_permutation(self._order))
@@ -82,4 +88,10 @@ class SentKeys:
         """
         if self._order is not None:
             values = tf.gather(values, self._order)
-        return self._collectives.all_to_all(values, self._counts)[0]
+        return self._exchange(values, self._counts)
+
+    def _exchange(self, values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        if self._collectives.size == 1:
+            return values
+        sent, _ = self._collectives.all_to_all(self._wire.encode(values), counts)
+        return self._wire.decode(sent, values.shape[1])

@@ -25,6 +25,7 @@ from strategies.embedding.shard.table_shard import Group
 from strategies.profiling.spans import BACKGROUND, SpanStream
 from strategies.ps.connection import ServerConnection
 from strategies.ps.extended import ParameterServerExtended
+from strategies.reduction.row_wire import RowWire
 from strategies.reduction.sparse import all_reduce
 
 
@@ -47,6 +48,7 @@ class ServerRouter:
         self._shards = shards
         self._group = group
         self._width = group.width
+        self._wire = RowWire(group.width, group.exchange_dtype)
         self._limited = shards[0].lookups[group].limited
         self.traffic = TrafficCounter(shards[0].lookups[group].count, True)
         self._are_in_step = extended.in_step and extended.workers.size > 1
@@ -107,7 +109,7 @@ class ServerRouter:
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Sums the gradients of all workers if they run in step."""
-        return all_reduce(gradient, self._workers) if self._are_in_step else gradient
+        return all_reduce(gradient, self._workers, self._wire) if self._are_in_step else gradient
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
         """Submits the lookup of a future step to a queue."""
@@ -141,22 +143,29 @@ class ServerRouter:
     ) -> list[np.ndarray]:
         """Returns the rows and values of keys from all servers, and the excess of the tables."""
 
+        wire = self._wire
+
         def find_at(server: ServerConnection) -> list[np.ndarray]:
             shard = self._shards[server.number]
             lookup = shard.lookups[self._group]
             own = keys[owners == shard.index]
+
+            def look_up(keys: tf.Tensor) -> list[tf.Tensor]:
+                rows, values = lookup(keys, inserts, counts_step)
+                return [rows, wire.encode(values)]
+
             # See [Note: admission per step] in router.py.
             if inserts and self._are_in_step:
                 return shard.call_together(
-                    f"find {self._width}",
-                    lambda keys: ([*lookup(keys, True, counts_step)], [lookup.excess()]),
+                    f"find {self._group.label}",
+                    lambda keys: (look_up(keys), [lookup.excess()]),
                     own,
-                    [tf.int64, tf.float32, tf.int64],
+                    [tf.int64, wire.dtype, tf.int64],
                     state=lookup.slots,
                 )
             # A repeated lookup finds the rows that the first one created; it counts ids twice.
             return shard.call(
-                lambda keys: [*lookup(keys, inserts, counts_step), lookup.excess()],
+                lambda keys: [*look_up(keys), lookup.excess()],
                 own,
                 state=lookup.slots,
                 idempotent=True,
@@ -174,7 +183,7 @@ class ServerRouter:
         for index, result in enumerate(results):
             own = owners == index
             rows[own] = np.where(result[0] < 0, -1, result[0] * num_shards + index)
-            values[own] = result[1]
+            values[own] = wire.decode_array(result[1], values.shape[1])
             excess += result[2]
         return [rows, values, excess]
 

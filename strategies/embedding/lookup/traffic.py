@@ -73,14 +73,18 @@ class TrafficCounter:
         return self._counts.numpy().T
 
 
-def traffic_bytes(counts: np.ndarray, width: int, brings_rows: bool = True) -> dict[str, int]:
+def traffic_bytes(counts: np.ndarray, row: int, brings_rows: bool = True) -> dict[str, int]:
     """Returns the bytes of ids, rows and gradients for the counts of all workers.
 
-    >>> traffic_bytes(np.array([2, 1, 2, 0]), width=4)
+    >>> traffic_bytes(np.array([2, 1, 2, 0]), row=16)
     {'bytes_ids': 72, 'bytes_rows': 48, 'bytes_gradients': 32}
+
+    Args:
+      counts: a row of `TrafficCounter.counts`.
+      row: bytes of a row in an exchange.
+      brings_rows: whether rows are exchanged, too.
     """
     training, elsewhere, gradients, _ = counts.tolist()
-    row = 4 * width
     return {
         "bytes_ids": KEY_BYTES * (training + elsewhere),
         "bytes_rows": row * (training + elsewhere) * brings_rows,

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.config import Admission
-from strategies.embedding.shard.hashing import splitmix64
 from strategies.embedding.shard.id_map import IdMap
 from strategies.utils.devices import HOST
+from strategies.utils.splitmix64 import splitmix64
 from tf_config.capacity import MAP_ENTRY
 
 _DEPTH = 4

@@ -25,7 +25,6 @@ class RowStore:
       variable: variable of the rows' values, with its slot variables.
       view: rows that the optimizer sees.
       metadata: last step and frequency of each row.
-      step: number of training steps so far.
     """
 
     def __init__(self, variable: RowVariable):
@@ -35,7 +34,6 @@ class RowStore:
         self._expected: dict[str, GrowableArray] = {}
         self.metadata = RowMetadata(self.view.expected)
         with tf.init_scope(), tf.device(HOST):
-            self.step = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
             self._free = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
 
     def allocate(self, count: tf.Tensor) -> tf.Tensor:
@@ -127,6 +125,11 @@ class RowStore:
     def reset_free_rows(self, name: str) -> None:
         """Resets the free rows of a slot variable to its initial value."""
         self.slots()[name].reset(self._free.read_value())
+
+    @property
+    def step(self) -> tf.Variable:
+        """Number of training steps so far."""
+        return self.view.step
 
     def set_step(self, step: tf.Tensor) -> None:
         """Sets the number of training steps so far."""

@@ -53,7 +53,7 @@ class RemoteTableShard(TableShard):
         self._server = server.new_connection()
         self._in_step_with = server
         self._name = name
-        self._slots: dict[tuple[int, str], GrowableArray] = {}
+        self._slots: dict[tuple[Group, str], GrowableArray] = {}
         with self._create_variables("tables"):
             num_shards = len(extended.servers)
             self._variables = _variables(specs, num_shards)
@@ -168,19 +168,20 @@ class RemoteTableShard(TableShard):
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
         """Creates a group's slot variable; returns a handle on the connection of model updates."""
-        variable, again, width = self._variables[group], self.variables[group], group.width
-        rows = self._slot_array(width, name, row)
-        with self._create_variables(f"{width}/{name}"):
+        variable, again = self._variables[group], self.variables[group]
+        rows = self._slot_array(group, name, row)
+        with self._create_variables(f"{group.label}/{name}"):
             slot = RowVariable(variable.view, row, False, _NAME, None, rows)
         variable.add_slot(name, slot)
-        with self._reuse_variables(f"{width}/{name}/rows"):
-            rows = GrowableArray((width,), tf.float32, expected=variable.view.expected)
-        with self._reuse_variables(f"{width}/{name}"):
+        with self._reuse_variables(f"{group.label}/{name}/rows"):
+            rows = again.make_slot_array(None)
+        with self._reuse_variables(f"{group.label}/{name}"):
             return RowVariable(again.view, row, False, _NAME, None, rows)
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
         """Creates the rows of a slot variable before the optimizer creates the variable."""
-        store.expect_slot(name, lambda key: self._slot_array(store.width, key, initial))
+        (group,) = (each for each, v in self._variables.items() if v is store.variable)
+        store.expect_slot(name, lambda key: self._slot_array(group, key, initial))
 
     def forget_former_slots(self) -> None:
         """Collects deleted optimizers, so that their slot variables are recognized as former."""
@@ -191,14 +192,13 @@ class RemoteTableShard(TableShard):
         """Shares the record of optimizers of a worker's variable of a group with the shard."""
         self._variables[group].optimizers = variable.optimizers
 
-    def _slot_array(self, width: int, slot: str, initial: Any) -> GrowableArray:
+    def _slot_array(self, group: Group, slot: str, initial: Any) -> GrowableArray:
         """Returns the rows of a slot variable, shared by all workers; creates them if necessary."""
-        if (width, slot) not in self._slots:
-            with self._create_variables(f"{width}/{slot}/rows"):
-                expected = self._variables[Group(width)].view.expected
-                self._slots[width, slot] = GrowableArray((width,), tf.float32, 0.0, expected)
-        self._slots[width, slot].fill = np.broadcast_to(initial, (width,))
-        return self._slots[width, slot]
+        if (group, slot) not in self._slots:
+            with self._create_variables(f"{group.label}/{slot}/rows"):
+                self._slots[group, slot] = self._variables[group].make_slot_array(0.0)
+        self._slots[group, slot].fill = np.broadcast_to(initial, (group.width,))
+        return self._slots[group, slot]
 
     def agree_on_time(self, collectives: Collectives) -> Sequence[tf.Tensor]:
         """Returns nothing: each server reads its own clock."""
@@ -232,6 +232,7 @@ def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, RowVariable]:
             True,
             _NAME,
             None,
+            dtypes=group.dtypes,
         )
         for group in specs.groups
     }

@@ -19,7 +19,7 @@ from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.embedding.shard.step_times import StepTimes
 from strategies.embedding.shard.table import STATISTICS, Table
-from strategies.variables.growable_array import GrowableArray
+from strategies.variables.rounded_array import FLOAT32, ArrayDtypes
 from strategies.variables.row_variable import RowVariable
 from tf_config.launcher.progress_file import Sample
 
@@ -31,11 +31,26 @@ class Group(NamedTuple):
       width: width of the rows.
       table: name of the only table if it has its own optimizer; otherwise None.
       is_replicated: whether each worker has a copy of all rows.
+      dtypes: dtypes in which rows and slot variables are stored.
+      exchange_dtype: dtype in which rows and gradients are exchanged.
     """
 
     width: int
     table: str | None = None
     is_replicated: bool = False
+    dtypes: ArrayDtypes = FLOAT32
+    exchange_dtype: str = "float32"
+
+    @property
+    def label(self) -> str:
+        """Name of the group among those that the model's optimizer trains.
+
+        >>> Group(16).label, Group(16, dtypes=ArrayDtypes("bfloat16")).label
+        ('16', '16-bfloat16-float32-float32')
+        """
+        dtypes = (*self.dtypes, self.exchange_dtype)
+        is_plain = set(dtypes) == {"float32"}
+        return str(self.width) if is_plain else "-".join([str(self.width), *dtypes])
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,13 @@ class TableSpecs:
         groups: dict[Group, list[TableConfig]] = {}
         for config in {one.table.name: one.table for one in self.features.values()}.values():
             own = None if config.optimizer is None else config.name
-            group = Group(config.output_dim, own, config.is_replicated)
+            group = Group(
+                config.output_dim,
+                own,
+                config.is_replicated,
+                ArrayDtypes(config.row_dtype, config.slot_dtype),
+                config.exchange_dtype,
+            )
             groups.setdefault(group, []).append(config)
         return groups
 
@@ -203,9 +224,7 @@ class TableShard:
           name: name of the slot variable in the file that it is restored from.
           initial: initial value of new rows.
         """
-        store.expect_slot(
-            name, lambda _: GrowableArray((store.width,), tf.float32, initial, store.view.expected)
-        )
+        store.expect_slot(name, lambda _: store.variable.make_slot_array(initial))
 
     def forget_former_slots(self) -> None:
         """Removes the slot variables of deleted optimizers, which must not be restored."""

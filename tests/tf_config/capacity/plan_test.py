@@ -41,6 +41,19 @@ def test_the_traffic_of_workers_is_of_what_others_have():
     assert plan_capacity({"users": USERS}, batch=100).worker_bytes == (0, 0)
 
 
+def test_rows_in_16_bits_take_half_of_what_their_numbers_take():
+    short = {**USERS, "row_dtype": "bfloat16", "exchange_dtype": "bfloat16"}
+    plan = plan_capacity({"users": short}, batch=100, workers=4, optimizer="adam")
+    assert plan.memory.rows == 250_000 * 32
+    assert plan.memory.slot_variables == 2 * 250_000 * 64
+    assert plan.traffic["users"].rows == plan.traffic["users"].gradients == 150 * 32
+    short["slot_dtype"] = "bfloat16"
+    plan = plan_capacity({"users": short}, batch=100, workers=4, optimizer="adam")
+    assert plan.memory.slot_variables == 2 * 250_000 * 32
+    with pytest.raises(ClusterConfigError, match="row_dtype must be one of float32, bfloat16"):
+        plan_capacity({"users": {**USERS, "row_dtype": "float16"}}, batch=100)
+
+
 def test_servers_have_all_rows_and_share_the_traffic():
     plan = plan_capacity({"users": USERS}, batch=100, workers=6, servers=2, optimizer="sgd")
     assert plan.memory.rows == 500_000 * 64
