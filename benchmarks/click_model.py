@@ -4,9 +4,10 @@
 
 The model of parameter_server.py, with `DistributedEmbedding` in place of Keras's own layer: on
 workers alone, and with servers in each mode; asynchronous servers with Keras's own layer, too.
-Beside it one process, and what else there is for several. What processes reach that exchange
-nothing is the ceiling of workers alone. Paddle comes from a Python of its own, and is left out
-where none is named.
+Beside it one process with one thread, one with all cores and the batches of all workers, which a
+user of one machine would run instead, and what else there is for several. What processes reach that
+exchange nothing is the ceiling of workers alone. Paddle comes from a Python of its own, and is left
+out where none is named.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 
 from parameter_server import arguments, coordinator, fit, in_modes, one_process
-from turns import PEERS, System, measured, on_workers, report
+from turns import PEERS, System, in_one_process, measured, on_workers, report
 
 PADDLE_MODES = ("async", "geo")  # its sync mode crashed in 2.6.2
 
@@ -33,6 +34,9 @@ def main() -> None:
             ps=given.ps,
         ),
         on_workers("this package, one process, fit", 1, *ours),
+        in_one_process(
+            "this package, one process, all cores, fit", *ours, f"--batches={given.workers}"
+        ),
         on_workers(
             "as many processes at once that exchange nothing, fit", given.workers, *ours, "--alone"
         ),

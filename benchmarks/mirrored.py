@@ -3,12 +3,13 @@
     $ .venv/bin/python benchmarks/mirrored.py --torch ~/torch/bin/python
 
 Layers of 1024, 1024 and 10 units above 784 inputs, Adam, batches of 128 examples a worker.
-What processes reach that exchange nothing is the ceiling of `fit`.
+What processes reach that exchange nothing is the ceiling of `fit`. One process of Keras with all
+cores and the batches of all workers is what a user of one machine would run instead.
 """
 
 from __future__ import annotations
 
-from turns import PEERS, measured, on_workers, parser, report
+from turns import PEERS, in_one_process, measured, on_workers, parser, report
 
 
 def main() -> None:
@@ -28,6 +29,8 @@ def main() -> None:
             ("Horovod, tape in a custom loop", "horovod"),
         )
     ]
+    name = "one process of Keras, all cores, fit"
+    systems.append(in_one_process(name, PEERS / "mlp.py", "keras", given.workers, *short))
     if given.torch:
         program = PEERS / "mlp_torch.py"
         systems.append(on_workers("PyTorch DDP, gloo", given.workers, given.torch, program, *short))

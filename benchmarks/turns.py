@@ -21,17 +21,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = Path(__file__).resolve().parent / "peers"
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
-)
+THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 @dataclass(frozen=True)
 class System:
-    """A system to measure: its name in the table, and the command that measures it once."""
+    """A system to measure.
+
+    Attributes:
+      name: its name in the table.
+      command: measures it once.
+      threads: of each of its processes.
+    """
 
     name: str
     command: tuple[str, ...]
+    threads: int = 1
 
     @property
     def is_peer(self) -> bool:
@@ -42,6 +47,11 @@ def on_workers(name: str, workers: int, *program: object, ps: int = 0) -> System
     """Returns a system whose program `tf-config run` starts, one thread a process."""
     run = [sys.executable, "-m", "tf_config", "run", "--workers", workers, "--ps", ps]
     return System(name, tuple(map(str, [*run, "--threads-per-worker", 1, *program])))
+
+
+def in_one_process(name: str, *program: object) -> System:
+    """Returns a system of one process that uses all cores, as a user without workers runs it."""
+    return System(name, tuple(map(str, [sys.executable, *program])), os.cpu_count() or 1)
 
 
 def measured(
@@ -96,7 +106,12 @@ def memory(name: str) -> float:
 def _results(system: System, count: int, timeout: float | None) -> list[Mapping[str, float]]:
     process = subprocess.Popen(
         system.command,
-        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={
+            **os.environ,
+            **dict.fromkeys(THREADS, str(system.threads)),
+            "PYTHONPATH": str(ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

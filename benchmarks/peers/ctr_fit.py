@@ -1,9 +1,9 @@
 """Trains the click model by `fit`, under the parameter servers of TF_CONFIG or in one process.
 
-ctr_fit.py sgd|adam [mode] [--distributed] [--alone]
+ctr_fit.py sgd|adam [mode] [--distributed] [--alone] [--batches=N]
 
 With --distributed the rows are those of a `DistributedEmbedding`. With --alone each worker trains a
-model of its own.
+model of its own. With --batches one process takes N batches together in each step.
 """
 
 from __future__ import annotations
@@ -41,18 +41,21 @@ def main() -> None:
     if "--alone" in sys.argv:
         del os.environ["TF_CONFIG"]
     name, *mode = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    (batches,) = [int(each[10:]) for each in sys.argv if each.startswith("--batches=")] or [1]
     strategy = strategies.from_tf_config(**({"mode": mode[0]} if mode else {}))
     with strategy.scope():
         model = make_model(distributed if "--distributed" in sys.argv else keras.layers.Embedding)
         model.compile(optimizer(name), "binary_crossentropy")
-    dataset = strategy.distribute_datasets_from_function(lambda _: data())
+    dataset = strategy.distribute_datasets_from_function(
+        lambda _: data().rebatch(ROWS * batches).prefetch(4) if batches > 1 else data()
+    )
     model.fit(dataset, steps_per_epoch=WARM_UP, verbose=0)
     clock = Deadline()
     trained = model.fit(dataset, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
     check_loss(trained.history["loss"][-1])
     if config.get("task", {}).get("index", 0) == 0:
         # Workers that do not wait for each other are taken to be as fast as the first.
-        samples = STEPS * ROWS * len(config["cluster"]["worker"]) / clock.seconds
+        samples = STEPS * ROWS * batches * len(config["cluster"]["worker"]) / clock.seconds
         print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
 
 

@@ -1,4 +1,10 @@
-"""Trains the network of mirrored.py on the workers of TF_CONFIG; prints samples a second."""
+"""Trains the network of mirrored.py on the workers of TF_CONFIG; prints samples a second.
+
+mlp.py fit|fit_reduce|fit_horovod|loop|alone|stock|horovod
+mlp.py keras BATCHES
+
+With `keras`, one process trains by Keras alone, each step on so many workers' batches.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +60,13 @@ def steps_a_second(step: Callable[[], None]) -> float:
     return STEPS / (time.perf_counter() - begin)
 
 
-def by_fit(strategy: tf.distribute.Strategy) -> float:
-    """Trains some steps to warm up, and an epoch to measure."""
+def by_fit(strategy: tf.distribute.Strategy, batches: int = 1) -> float:
+    """Trains some steps to warm up, and an epoch to measure.
+
+    Args:
+      strategy: what trains; TensorFlow's default strategy is none.
+      batches: how many batches a step takes together.
+    """
     taken = 0.0
 
     class Deadline(keras.callbacks.Callback):
@@ -70,10 +81,13 @@ def by_fit(strategy: tf.distribute.Strategy) -> float:
     with strategy.scope():
         model = make_model()
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    dataset = strategy.distribute_datasets_from_function(lambda _: data())
+    dataset = data().rebatch(ROWS * batches).prefetch(4) if batches > 1 else data()
+    if tf.distribute.get_strategy() is not strategy:
+        dataset = strategy.distribute_datasets_from_function(lambda _: data())
     model.fit(dataset, steps_per_epoch=WARM_UP, verbose=0)
     model.fit(dataset, steps_per_epoch=STEPS, callbacks=[Deadline()], verbose=0)
-    strategies.verify_equal(strategy, model.variables)
+    if tf.distribute.get_strategy() is not strategy:
+        strategies.verify_equal(strategy, model.variables)
     return STEPS / taken
 
 
@@ -139,6 +153,11 @@ def measure(name: str) -> float:
 
 
 def main() -> None:
+    if sys.argv[1] == "keras":
+        batches = int(sys.argv[2])
+        samples = by_fit(tf.distribute.get_strategy(), batches) * ROWS * batches
+        print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
+        return
     config = json.loads(os.environ["TF_CONFIG"])
     if sys.argv[1] == "alone":
         del os.environ["TF_CONFIG"]
