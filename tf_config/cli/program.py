@@ -191,7 +191,10 @@ def request(arguments: argparse.Namespace) -> LaunchOptions:
         interface=arguments.interface,
         variables=dict(_variable(text) for text in getattr(arguments, "env", [])),
         is_verbose=getattr(arguments, "verbosity", 0) > 0,
-        has_metrics=getattr(arguments, "metrics_port", None) is not None,
+        # With a minimum, the launcher has to know of checkpoints, to restart with more after one.
+        has_metrics=any(
+            getattr(arguments, name, None) is not None for name in ("metrics_port", "min_workers")
+        ),
     )
 
 

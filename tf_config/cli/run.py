@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-workers",
         type=positive,
         metavar="N",
-        help="restart with N workers or more if some are lost",
+        help="restart with N workers or more if some are lost, and with all when they return",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands without running them"
@@ -131,6 +131,7 @@ def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) 
         arguments.max_restarts,
         restarts.record_failure,
         page,
+        restarts.find_returned,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from tf_config.address import Address
 from tf_config.builder import PORTS, cluster, free_ports, place, ports_from
 from tf_config.cluster import Task, TFConfig
+from tf_config.errors import ClusterConfigError
 from tf_config.hosts import Host
 from tf_config.launcher import ssh as remote
 from tf_config.launcher.commands import Command, argv, command, cores, gpus, is_script
@@ -47,6 +48,26 @@ class JobSpec:
         """The names of the other hosts that take part."""
         where = place(self.roles, self.hosts, self.ps_hosts)
         return list(dict.fromkeys(host.name for host in where.values() if not host.is_here))
+
+    def host_of(self, task: Task) -> str:
+        """Returns the name of the host that a task runs on."""
+        return place(self.roles, self.hosts, self.ps_hosts)[task].name
+
+    def worker_on(self, host: str) -> Task:
+        """Returns one of the workers that run on a host."""
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        return next(task for task in where if task.type == "worker" and where[task].name == host)
+
+    def can_reach(self, name: str) -> bool:
+        """Returns whether a host can be reached and has what the job requires."""
+        where = place(self.roles, self.hosts, self.ps_hosts)
+        host = next(host for host in where.values() if host.name == name)
+        files = [self.program[0]] if is_script(self.program) else []
+        try:
+            remote.probe({host: 1}, self.ssh, files, self.request.interface)
+        except ClusterConfigError:
+            return False
+        return True
 
     def commands(
         self, environ: Mapping[str, str], restart: int = 0, is_dry: bool = False
@@ -88,7 +109,7 @@ class JobSpec:
         """
         if self.roles.workers + self.roles.chief < 2:
             return None
-        host = place(self.roles, self.hosts, self.ps_hosts)[task].name
+        host = self.host_of(task)
         fewer = [
             replace(each, slots=each.slots - 1) if each.name == host else each
             for each in self.hosts

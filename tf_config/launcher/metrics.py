@@ -80,6 +80,12 @@ class TaskMetrics(NamedTuple):
     report: Report | None
 
 
+def checkpoint_time(metrics: TaskMetrics) -> float:
+    """Returns when the last checkpoint was complete, by the task's clock; 0 if there is none."""
+    samples = () if metrics.report is None else metrics.report.samples
+    return max((each.value for each in samples if each.name == CHECKPOINT_TIME), default=0.0)
+
+
 class MetricsPage(HttpServer):
     """Serves the page; every path of the server is the page.
 

@@ -1,4 +1,4 @@
-"""The commands of a job that is restarted, with fewer workers if some keep failing."""
+"""The commands of a job that is restarted: without workers that are lost, until they return."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MOST_FAILURES = 2
 class Restarts:
     """Plans each start of a job.
 
-    A worker that ends the job twice in a row is left out, and so is a host that cannot be reached
-    at a restart, as long as enough workers remain.
+    A worker that ends the job twice in a row is left out for good, as long as enough workers
+    remain. So is a host that cannot be reached at a restart, until it can be reached again.
 
     Args:
       job: the job at its first start.
@@ -44,6 +44,9 @@ class Restarts:
                 f"{min_workers} for {count}. Lower it, or raise --workers."
             )
         self._job = job
+        # The job with the hosts that are lost at the moment.
+        self._whole = job
+        self._lost: list[str] = []
         self._environ = environ
         self._least = count if min_workers is None else min_workers
         self._note = note
@@ -56,16 +59,32 @@ class Restarts:
         Raises:
           ClusterConfigError: if the job cannot be started, even with fewer workers.
         """
+        job, lost = self._whole, {}
         while True:
             try:
-                return self._job.commands(self._environ, restart)
+                commands = job.commands(self._environ, restart)
+                break
             except HostUnreachable as error:
-                smaller = self._job.without_host(error.host) if restart else None
+                smaller = job.without_host(error.host) if restart else None
                 if smaller is None or not self._is_enough(smaller):
                     raise
-                self._continue_with(
-                    smaller, f"{error.host} cannot be reached: {quoted(error.said)}"
-                )
+                job, lost[error.host] = smaller, error.said
+        reasons = [
+            *(
+                f"{host} cannot be reached: {quoted(said)}"
+                for host, said in lost.items()
+                if host not in self._lost
+            ),
+            *(f"{host} can be reached again" for host in self._lost if host not in lost),
+        ]
+        if reasons:
+            self._continue_with(job, "; ".join(reasons))
+        self._lost = list(lost)
+        return commands
+
+    def find_returned(self) -> list[str]:
+        """Returns the lost hosts that can be reached again; connects to them."""
+        return [host for host in self._lost if self._whole.can_reach(host)]
 
     def record_failure(self, task: Task) -> None:
         """Records the task that ended the job; the next start may leave it out."""
@@ -75,13 +94,16 @@ class Restarts:
             return
         smaller = self._job.without(task)
         if smaller is not None and self._is_enough(smaller):
+            # A worker of the same host, because workers have other numbers with the lost hosts.
+            twin = self._whole.worker_on(self._job.host_of(task))
+            self._whole = self._whole.without(twin) or smaller
             self._continue_with(smaller, f"{task} failed {self._failures} times in a row")
 
     def _is_enough(self, job: JobSpec) -> bool:
         return job.roles.workers + job.roles.chief >= self._least
 
     def _continue_with(self, job: JobSpec, reason: str) -> None:
-        # The remaining workers are renumbered, so the number of failures would be another worker's.
+        # The workers are renumbered, so the number of failures would be another worker's.
         self._job, self._last, self._failures = job, None, 0
         count = job.roles.workers + job.roles.chief
         self._note(f"{reason}; the job continues with {count} of its workers, renumbered")

@@ -22,7 +22,7 @@ from tf_config.cluster import Task
 from tf_config.launcher.commands import Command
 from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
-from tf_config.launcher.metrics import MetricsPage, TaskMetrics
+from tf_config.launcher.metrics import MetricsPage, TaskMetrics, checkpoint_time
 from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.settings import RESTARTS_VARIABLE
 from tf_config.launcher.sidecar import describe_unsynchronized
@@ -34,6 +34,8 @@ GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
 _MOST_NAMES = 4
 _SAMPLE_SECONDS = 1.0
+# How often a job that runs without a lost host looks whether it can be reached again.
+GROWTH_SECONDS = 30.0
 _SIGNALS = 128  # higher exit codes are those of processes that a signal has ended
 # The beginning of a traceback, which may follow a progress bar, or a line of TensorFlow's C++ code
 # about connections that have ended.
@@ -50,15 +52,17 @@ def run(
     max_restarts: int = 0,
     on_failure: Callable[[Task], None] = lambda task: None,
     page: MetricsPage | None = None,
+    find_returned: Callable[[], Sequence[str]] = lambda: (),
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
     When all other tasks are done, the parameter servers are ended. When a task fails, the others
     get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left. A
     worker that has reported that it can join the others again is restarted alone, while they
-    continue. SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit code is then 128 +
-    the signal's number, as in a shell. No process of a task's process group is left running, even
-    if this process itself is killed.
+    continue. If lost hosts return, all tasks are restarted with them after the next checkpoint;
+    this is not one of the restarts after a failure. SIGINT, SIGTERM and SIGHUP are passed on and
+    end the job; the exit code is then 128 + the signal's number, as in a shell. No process of a
+    task's process group is left running, even if this process itself is killed.
 
     Args:
       plan: takes the number of restarts so far; returns the commands, one per task, the first
@@ -69,6 +73,7 @@ def run(
       max_restarts: how often tasks are restarted after one has failed.
       on_failure: called with the task that failed first, before all tasks are restarted.
       page: shows the tasks' numbers.
+      find_returned: returns the names of lost hosts that have returned; called by another thread.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -76,19 +81,21 @@ def run(
     Raises:
       ClusterConfigError: if a program cannot be started or a log cannot be opened.
     """
-    restarts = 0
+    restarts, has_grown = 0, False
     while True:
         try:
             commands = plan(restarts)
         finally:
             console.begin("")  # so that an error is printed on its own line
-        if restarts:
+        if restarts and not has_grown:
             console.note(f"restart {restarts} of {max_restarts}", 0)
-        job = JobRunner(console, log_dir, restarts, max_restarts)
+        job = JobRunner(console, log_dir, restarts, max_restarts, find_returned)
         if page is not None:
             page.show(job.metrics, functools.partial(getattr, job, "restarts"))
         job.run(commands)
-        restarts = job.restarts
+        restarts, has_grown = job.restarts, job.ends_to_grow
+        if has_grown and not job.interrupted:
+            continue
         if job.culprit is None or job.interrupted or restarts >= max_restarts:
             return job.exit_code
         on_failure(job.culprit.task)
@@ -119,6 +126,7 @@ class JobRunner:
       log_dir: the directory of the tasks' logs; None writes no logs.
       restarts: the number of restarts so far.
       max_restarts: the largest number of restarts.
+      find_returned: see `run`.
 
     Attributes:
       restarts: the number of restarts so far, with those of single tasks.
@@ -127,7 +135,14 @@ class JobRunner:
       interrupted: whether a signal, or the end of the output's reader, ended the job.
     """
 
-    def __init__(self, console: Console, log_dir: Path | None, restarts: int, max_restarts: int):
+    def __init__(
+        self,
+        console: Console,
+        log_dir: Path | None,
+        restarts: int,
+        max_restarts: int,
+        find_returned: Callable[[], Sequence[str]] = lambda: (),
+    ):
         self.restarts = restarts
         self.exit_code = 0
         self.culprit: TaskProcess | None = None
@@ -151,6 +166,17 @@ class JobRunner:
         self._is_unread = False
         self._next_sample = 0.0
         self._ended = threading.Event()
+        self._find_returned = find_returned
+        # The lost hosts that have returned, and the time of the last checkpoint before that.
+        self._returned: Sequence[str] = ()
+        self._saved_before: float | None = None
+        self._is_growing = False
+
+    @property
+    def ends_to_grow(self) -> bool:
+        """Whether all tasks were ended to be started again with hosts that have returned."""
+        # If all were done at that moment, the job is complete.
+        return self._is_growing and any(process.exit_code for process in self._processes)
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands and returns when all have ended."""
@@ -164,12 +190,14 @@ class JobRunner:
                 if any(command.via for command in commands):
                     # In a thread, because a paused terminal (Ctrl-S) blocks the thread that prints.
                     call_regularly(self._beat, HEARTBEAT_SECONDS, self._ended, "heartbeat")
+                call_regularly(self._look_for_hosts, GROWTH_SECONDS, self._ended, "returned hosts")
                 while self._running:
                     self._pump(_TICK_SECONDS)
                     self._console.tick()
                     self._reap(reaper)
                     self._handle_signals(received)
                     self._check_reader()
+                    self._grow()
                     self._escalate()
                     self._sample_memory()
                     self._print_notes()
@@ -262,6 +290,22 @@ class JobRunner:
         environ = {**process.command.environ, RESTARTS_VARIABLE: str(self.restarts)}
         command = replace(process.command, environ=environ)
         self._processes[self._processes.index(process)] = self._start(command, reaper)
+
+    def _look_for_hosts(self) -> None:
+        self._returned = self._returned or self._find_returned()
+
+    def _grow(self) -> None:
+        """Ends all tasks after the first checkpoint that follows the return of a lost host."""
+        if not self._returned or self._escalation:
+            return
+        saved = max(map(checkpoint_time, self.metrics()), default=0.0)
+        if self._saved_before is None:
+            self._saved_before = saved
+        elif saved > self._saved_before:
+            names = ", ".join(self._returned)
+            self._console.note(f"{names} can be reached again, and a checkpoint is complete", 0)
+            self._is_growing = True
+            self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _beat(self) -> None:
         for process in list(self._running):

@@ -93,6 +93,38 @@ def test_a_worker_is_left_out_when_it_failed_twice_in_a_row(reachable):
     assert len(NOTES) == 2
 
 
+def test_a_host_that_returns_is_taken_again(reachable):
+    plan = restarts(job(), 1)
+    plan.commands(0)
+    reachable -= {"a", "c"}
+    assert workers(plan.commands(1)) == [("worker 0", "b")]
+    assert plan.find_returned() == []
+    reachable.add("a")
+    assert plan.find_returned() == ["a"]
+    assert [host for _, host in workers(plan.commands(1))] == ["a", "a", "b"]
+    assert NOTES == [
+        "a cannot be reached: 'no route'; c cannot be reached: 'no route'; the job continues with "
+        "1 of its workers, renumbered",
+        "a can be reached again; the job continues with 3 of its workers, renumbered",
+    ]
+    notes = len(NOTES)
+    assert plan.find_returned() == [] and len(plan.commands(2)) == 3
+    assert len(NOTES) == notes  # of c, the user has been told
+    reachable.add("c")
+    assert len(plan.commands(3)) == 4
+
+
+def test_a_worker_that_was_left_out_stays_so_when_a_host_returns(reachable):
+    plan = restarts(job(), 1)
+    reachable.remove("b")
+    assert [host for _, host in workers(plan.commands(1))] == ["a", "a", "c"]
+    for _ in range(2):
+        plan.record_failure(Task("worker", 1))
+    assert [host for _, host in workers(plan.commands(2))] == ["a", "c"]
+    reachable.add("b")
+    assert [host for _, host in workers(plan.commands(3))] == ["a", "b", "c"]
+
+
 def test_servers_are_never_left_out(reachable):
     plan = restarts(job(ps=2), 1)
     for _ in range(3):
