@@ -72,6 +72,7 @@ CASES = {
     ),
     "checkpoint": Case("checkpoint.py", is_drawn=False, is_default=False),
     "shared_memory": Case("shared_memory.py", is_drawn=False, is_default=False),
+    "monitoring": Case("monitoring.py", is_drawn=False, is_default=False),
     "step": Case("step.py", ("build/step.svg",), is_drawn=False, is_default=False),
 }
 

@@ -43,10 +43,12 @@ class System:
         return not self.name.startswith("this package")
 
 
-def on_workers(name: str, workers: int, *program: object, ps: int = 0) -> System:
+def on_workers(
+    name: str, workers: int, *program: object, ps: int = 0, options: Sequence[object] = ()
+) -> System:
     """Returns a system whose program `tf-config run` starts, one thread a process."""
     run = [sys.executable, "-m", "tf_config", "run", "--workers", workers, "--ps", ps]
-    return System(name, tuple(map(str, [*run, "--threads-per-worker", 1, *program])))
+    return System(name, tuple(map(str, [*run, "--threads-per-worker", 1, *options, *program])))
 
 
 def in_one_process(name: str, *program: object) -> System:

@@ -250,6 +250,7 @@ def test_the_model_of_sums_finds_what_sums_are_made_of(load):
         "click_model",
         "start",
         "checkpoint",
+        "monitoring",
         pytest.param("two_hosts", marks=needs_hosts),
     ],
 )
