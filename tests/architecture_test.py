@@ -194,8 +194,9 @@ def test_a_note_that_is_cited_is_written_once():
 # Tests of what no single module does.
 OF_SEVERAL_MODULES = {
     "strategies": "devices earlier_files failure optimizers sessions tutorials",
-    "strategies/embedding": "models penalty servers strategies traps",
+    "strategies/embedding": "models penalty precision servers strategies traps",
     "strategies/ps": "failure",
+    "tf_config/launcher": "growth",
 }
 
 

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-workers",
         type=positive,
         metavar="N",
-        help="restart with N workers or more if some are lost, and with all when they return",
+        help="restart with N workers or more while some are lost",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands without running them"
