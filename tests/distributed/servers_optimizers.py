@@ -66,7 +66,7 @@ def check_each_optimizer_follows_one_process_or_is_refused_by_name():
         print(name, flush=True)
         make = lambda name=name: getattr(optimizers, name)(0.01)  # noqa: E731
         if name in ("Adafactor", "Nadam") and mode != "geo":
-            with raises(Exception, f"Received: {name}, which keeps"):
+            with raises(Exception, f"Received: {name}, which "):
                 on_servers(make)
         else:
             follows(make)

@@ -95,7 +95,7 @@ def refused(message, *arguments, **options):
 def check_optimizers_that_look_at_more_than_an_element_are_refused():
     refused("Received: Lamb for", lambda: optimizers.Lamb(0.01))
     refused("Received: Nadam", lambda: optimizers.Nadam(0.01))
-    refused("Received: Derived, which keeps", lambda: Derived(0.01))
+    refused("Received: Derived, which has state that is common", lambda: Derived(0.01))
     refused("Received: Known, which keeps", lambda: Known(0.01))
 
 

@@ -119,7 +119,7 @@ def test_a_coordinator_and_a_partitioner_are_refused_with_what_stands_for_them()
 def test_a_worker_that_only_serves_is_named(forked):
     options = "--chief", "--workers", 1, "--ps", 1, forked.script(BY_ROLE)
     code, output = forked.run(*options, "sync", timeout=100)
-    expected = "Received: no worker 0. Workers and a chief must run the same script"
+    expected = "Received: nothing from worker 0. Workers and a chief must run the same script"
     assert code != 0 and expected in output, output
     process = forked.start(*options, "async")
     try:
