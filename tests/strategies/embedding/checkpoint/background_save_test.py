@@ -18,7 +18,7 @@ COUNT, WIDTH = 25_000, 256
 
 @pytest.fixture(autouse=True)
 def collect_earlier_layers():
-    """Frees layers of earlier tests: their arrays reserve memory, which oneDNN's allocator counts."""
+    """Frees the memory that earlier layers have reserved, which oneDNN's allocator counts."""
     gc.collect()
 
 
