@@ -96,7 +96,7 @@ def check_optimizers_that_look_at_more_than_an_element_are_refused():
     refused("Received: Lamb for", lambda: optimizers.Lamb(0.01))
     refused("Received: Nadam", lambda: optimizers.Nadam(0.01))
     refused("Received: Derived, which has state that is common", lambda: Derived(0.01))
-    refused("Received: Known, which keeps", lambda: Known(0.01))
+    refused("Received: Known, which has state that is common", lambda: Known(0.01))
 
 
 def check_averages_and_accumulation_are_refused():
