@@ -199,10 +199,12 @@ class TableConfig:
                 f"{self.placement!r}."
             )
         for name in ("row_dtype", "slot_dtype", "exchange_dtype"):
-            if getattr(self, name) not in ROW_DTYPES:
+            value = getattr(self, name)
+            # A tf.DType equals its name, but cannot be saved with the configuration.
+            if not isinstance(value, str) or value not in ROW_DTYPES:
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(repr, ROW_DTYPES))}. Received: "
-                    f"{getattr(self, name)!r}."
+                    f"{value!r}."
                 )
         if self.is_replicated:
             self._check_replicated()

@@ -58,7 +58,7 @@ class PlannedTable:
         if self.width != int(self.width):
             raise ClusterConfigError(f"width must be an integer. Received: width={self.width!r}.")
         for name in _DTYPES:
-            if getattr(self, name) not in BYTES:
+            if getattr(self, name) not in tuple(BYTES):  # the value may not be hashable
                 raise ClusterConfigError(
                     f"{name} must be one of {', '.join(BYTES)}. Received: "
                     f"{quoted(getattr(self, name))} for {quoted(self.name)}."

@@ -175,8 +175,10 @@ class JobRunner:
     @property
     def ends_to_grow(self) -> bool:
         """Whether all tasks were ended to be started again with hosts that have returned."""
-        # If all were done at that moment, the job is complete.
-        return self._is_growing and any(process.exit_code for process in self._processes)
+        # If all were done at that moment, the job is complete. Servers never end by themselves.
+        return self._is_growing and any(
+            process.exit_code for process in self._processes if process.task.type != "ps"
+        )
 
     def run(self, commands: Sequence[Command]) -> None:
         """Starts the commands and returns when all have ended."""

@@ -71,6 +71,8 @@ def test_other_dtypes_are_refused(name):
     ):
         with pytest.raises(ValueError, match=f"{name} must be one of 'float32', 'bfloat16'"):
             make(**{name: "float16"})
+        with pytest.raises(ValueError, match=f"Received: {tf.bfloat16!r}"):
+            make(**{name: tf.bfloat16})
 
 
 def test_a_replicated_table_exchanges_no_rows():

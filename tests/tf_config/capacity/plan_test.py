@@ -52,6 +52,8 @@ def test_rows_in_16_bits_take_half_of_what_their_numbers_take():
     assert plan.memory.slot_variables == 2 * 250_000 * 32
     with pytest.raises(ClusterConfigError, match="row_dtype must be one of float32, bfloat16"):
         plan_capacity({"users": {**USERS, "row_dtype": "float16"}}, batch=100)
+    with pytest.raises(ClusterConfigError, match="Received: .*bfloat16"):
+        plan_capacity({"users": {**USERS, "slot_dtype": ["bfloat16"]}}, batch=100)
 
 
 def test_servers_have_all_rows_and_share_the_traffic():
