@@ -19,14 +19,15 @@ from strategies.profiling.spans import EXCHANGE, SpanStream
 from strategies.utils.devices import HOST
 from tf_config.doctor.operation_trace import Operation
 
-KEPT = 1000  # the number of the latest operations that are kept
+KEPT = 1024  # the number of the latest operations that are kept, a power of two
 
 
 class GraphOperations:
     """The operations of one kind that functions run, which count and time themselves.
 
     The latest ones are kept in a variable. Python reads it while functions run: an operation writes
-    its number, its times and the number of its name in one piece, when it has ended.
+    its number, its times and the number of its name in one piece, when it has ended. This takes as
+    few TensorFlow operations as possible, because each step runs them.
 
     Args:
       kind: the kind of the operations.
@@ -47,24 +48,28 @@ class GraphOperations:
             )
             self._latest = ResourceVariable(tf.zeros([KEPT, 4], tf.float64), trainable=False)
 
-    def begin(self) -> tf.Tensor:
-        """Counts an operation that begins; returns its number and the time, float64 [2]."""
+    def begin(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Counts an operation that begins; returns its number, int64, and the time, float64."""
         with tf.device(HOST):
-            number = self._begun.assign_add(1).read_value()
-            return tf.stack([tf.cast(number, tf.float64), tf.timestamp()])
+            return self._begun.assign_add(1).read_value(), tf.timestamp()
 
-    def end(self, begun: tf.Tensor, name: str) -> None:
+    def end(self, number: tf.Tensor, begin: tf.Tensor, name: str) -> None:
         """Counts and records an operation that has ended.
 
         Args:
-          begun: the result of `begin`.
+          number: the number of the operation.
+          begin: when it began.
           name: the name of the operation.
         """
         with tf.device(HOST):
             self._ended.assign_add(1, read_value=False)
-            of_end = tf.stack([tf.timestamp(), tf.constant(float(len(self.names)), tf.float64)])
-            place = tf.cast(begun[0], tf.int64) % KEPT
-            self._latest.scatter_nd_update([[place]], [tf.concat([begun, of_end], 0)])
+            of_name = tf.constant(float(len(self.names)), tf.float64)
+            record = tf.stack([tf.cast(number, tf.float64), begin, tf.timestamp(), of_name])
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._latest.handle,
+                indices=tf.bitwise.bitwise_and(number, KEPT - 1),
+                updates=record,
+            )
         self.names.append(name)
 
     def counts(self) -> tuple[int, int]:
@@ -286,13 +291,13 @@ class WatchedCollectives(StreamKeeper):
         # Counted after the arguments are computed and before the operation starts, so that a worker
         # that is still computing them has not begun, and one that has sent its part has.
         with tf.control_dependencies(tf.nest.flatten(arguments)):
-            begun = record.begin()
-        with tf.control_dependencies([begun]):
+            number, begin = record.begin()
+        with tf.control_dependencies([number, begin]):
             arguments = tf.nest.map_structure(tf.identity, arguments)
             name = f"{kind}{_size(tf.nest.flatten(arguments[0]))}"
             result = self._spans.measure(name, lambda: operation(*arguments))
         with tf.control_dependencies(tf.nest.flatten(result)):
-            record.end(begun, name)
+            record.end(number, begin, name)
         return result
 
 

@@ -324,16 +324,25 @@ class ReplicaCrossDeviceOps(tf.distribute.CrossDeviceOps):
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: Any = None,
     ) -> list[Any]:
-        """Returns the sums or means over all replicas, reduced in one batch."""
+        """Returns the sums or means over all replicas, reduced in one batch.
+
+        [Note: exchanges after updates]
+        In a function, the exchange starts after all earlier side effects. Keras reduces the logs of
+        a step here, whose values are known long before the optimizer's updates are made. Without
+        an order, TensorFlow would exchange them before the updates on one worker, and after them
+        on another, which would then wait for each other's updates.
+        """
         del options
         columns = [_components(value) for value, _ in value_destination_pairs]
         results: list[Any] = [None] * len(columns)
+        effects = _earlier_effects() if self._collectives.size > 1 else []
         # A value that all replicas share has one component, and counts once per worker.
         for count in sorted({len(column) for column in columns}):
             numbers = [n for n, column in enumerate(columns) if len(column) == count]
             replicas = list(zip(*(columns[n] for n in numbers), strict=True))
             weights = self._weights() if count == len(self._devices) else None
-            reduced = self.all_reduce(reduce_op, replicas, weights)
+            with tf.control_dependencies(effects):
+                reduced = self.all_reduce(reduce_op, replicas, weights)
             for n, value in zip(numbers, reduced, strict=True):
                 results[n] = self._mirror(value)
         return results
@@ -430,6 +439,14 @@ def nccl_between(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
     """
     is_for_all = len(devices) > 1 and all("gpu" in device.lower() for device in devices)
     return tf.distribute.NcclAllReduce() if is_for_all and not has_virtual_gpus() else None
+
+
+def _earlier_effects() -> list[tf.Operation]:
+    """Returns an operation that runs after all stateful ones of the function being traced."""
+    if tf.executing_eagerly():
+        return []
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return [tf.group(*(each for each in operations if each.op_def.is_stateful))]
 
 
 def _bytes_of(value: tf.Tensor) -> int:

@@ -154,6 +154,7 @@ def test_a_model_without_variables_is_an_error_until_it_is_called(tmp_path):
     assert tmp_path.joinpath("latest.json").exists()
 
 
+@SLOW
 def test_a_large_position_is_not_saved_again(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_POSITION_BYTES", 0)
     with pytest.raises(Interrupted):
@@ -214,6 +215,7 @@ def test_an_error_of_the_thread_ends_training(tmp_path):
         train(tmp_path, Damage(), embedding=True)
 
 
+@SLOW
 def test_a_worker_without_memory_for_a_copy_is_waited_for(forked, tmp_path):
     arguments = "--step-timeout", 60, PROGRAMS / "little_memory.py", tmp_path
     code, output = forked.run("--workers", 2, *arguments, timeout=200)

@@ -31,6 +31,7 @@ def task_process(job, index):
     raise AssertionError(f"There is no worker {index}.")
 
 
+@pytest.mark.slow  # the launcher's part: launcher/runner_test.py
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_ends_the_job_and_is_named(job, endless, index):
     launcher = start_training(job, endless)

@@ -20,13 +20,16 @@ TWO = (
 # What is slow runs in `make test-all`: the same checks in more combinations.
 SLOW = pytest.mark.slow
 BASIC = "parity.py", "training.py", "custom_loop.py"
-ONE_SIZE = "exchanges_of_one_size_come_one_after_the_other"
+LONG_EXCHANGES = [
+    "exchanges_of_one_size_come_one_after_the_other",
+    "a_dataset_asks_the_others_while_the_step_before_is_still_exchanging",
+]
 FIRST = ["a_dense_model_with_adam", "an_embedding_with_sgd"]
 
 
 def some_of(*programs):
-    """Returns the checks of programs, of which all but the first ones are slow."""
-    first = checks_of("parity.py", only=FIRST)
+    """Returns the checks of programs, of which all but the first one are slow."""
+    first = checks_of("parity.py", only=FIRST, slow=FIRST[1:])
     names = [each.id for each in first]
     rest = [each for each in checks_of(*programs, marks=SLOW) if each.id not in names]
     return [*first, *rest]
@@ -65,6 +68,7 @@ def test_workers_do_what_one_process_does(run_check, check, api, workers):
     run_check(check, api, workers=workers)
 
 
+@SLOW
 @pytest.mark.parametrize("check", checks_of("parity.py", only=FIRST, slow=FIRST[:1]))
 @pytest.mark.parametrize(
     "communication", [pytest.param("horovod", marks=SLOW), "tensorflow"], indirect=True
@@ -99,7 +103,7 @@ def test_workers_over_tensorflows_collectives_reduce_as_one_process_does(
     ],
     indirect=["communication"],
 )
-@pytest.mark.parametrize("check", checks_of("collectives.py", slow=[ONE_SIZE]))
+@pytest.mark.parametrize("check", checks_of("collectives.py", slow=LONG_EXCHANGES))
 def test_collectives(run_check, check, communication, workers):
     run_check(check, workers=workers)
 
@@ -143,6 +147,7 @@ def test_workers_of_several_replicas_do_what_one_process_does_in_tf_keras(run_ch
     run_check(check, "tf_keras", 2)
 
 
+@SLOW
 @pytest.mark.parametrize(("workers", "replicas"), [pytest.param(1, 3, marks=SLOW), (2, 2)])
 @pytest.mark.parametrize("check", checks_of("replicas.py"))
 def test_custom_loops_with_several_replicas_a_worker(run_check, check, workers, replicas):
@@ -177,6 +182,7 @@ def test_compression(run_check, check, communication, api, replicas):
     run_check(check, api, replicas)
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("api", "workers", "replicas"),
     [

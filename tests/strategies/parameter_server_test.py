@@ -52,6 +52,7 @@ def test_the_other_workers_go_on_when_one_ends(train, exchange, workers):
     train("servers_early.py", workers=workers, ps=2, timeout=200)
 
 
+@slow
 @pytest.mark.parametrize(
     "mode", ["async", *(pytest.param(mode, marks=slow) for mode in ("half_async", "geo"))]
 )
@@ -59,6 +60,7 @@ def test_workers_of_different_epochs_save_and_end_together(train, mode):
     train("servers_epochs.py", mode, workers=2, ps=1, timeout=200)
 
 
+@slow
 def test_one_thread_of_tensorflow_is_enough(forked):
     arguments = "--workers", 2, "--ps", 1, "--threads-per-worker", 1, "--step-timeout", 100
     code, output = forked.run(*arguments, PROGRAMS / "one_thread.py", timeout=200)
@@ -159,7 +161,7 @@ def test_every_optimizer_works_or_is_refused_by_name(run_check, check, keras, mo
             2,
             {"max_merge": 3, "send_queue_size": 5, "pull_every": 2, "compression": "fp16"},
         ),  # fmt: skip
-        ("half_async", 50, 2, 2, {}),
+        pytest.param("half_async", 50, 2, 2, {}, marks=slow),
         ("geo", 12, 2, 2, {"geo_steps": 3}),
         pytest.param("async", 3334, 3, 2, {}, marks=slow),
         pytest.param(
@@ -183,7 +185,7 @@ def test_no_change_is_lost_and_staleness_is_bounded(
         pytest.param("keras", "async", 1, {}, marks=slow),
         pytest.param("keras", "geo", 2, {}, marks=slow),
         pytest.param("tf_keras", "half_async", 2, {"num_replicas": 2}, marks=slow),
-        ("keras", "sync", 2, {}),
+        pytest.param("keras", "sync", 2, {}, marks=slow),
         pytest.param("keras", "sync", 2, {"num_replicas": 2}, marks=slow),
     ],
 )

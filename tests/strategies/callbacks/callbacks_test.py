@@ -34,6 +34,7 @@ KERAS = pytest.mark.parametrize("api", [keras, tf_keras])
     checks_of(
         "around.py",
         slow=[
+            "a_model_is_saved_by_all_and_written_once",
             "a_checkpoint_is_written_once",
             "weights_are_written_once",
             "interrupted_training_ends_where_the_whole_one_ends",

@@ -16,6 +16,7 @@ from tests.support.check_jobs import checks_of
 pytestmark = pytest.mark.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     checks_of(

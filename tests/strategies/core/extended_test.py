@@ -9,6 +9,7 @@ CHECKS = pytest.mark.parametrize(
     checks_of(
         "replica_context.py",
         slow=[
+            "the_extendeds_sum_is_over_all_replicas",
             "iterators_in_a_function",
             "batches_are_dealt_out_to_devices",
             "batches_stay_on_the_host_where_they_are_not_fetched",

@@ -48,6 +48,7 @@ def test_synchronized_normalization(strategy, api):
     steps.check_synchronized_normalization(api, strategy)
 
 
+@slow  # those of replicas are tested above
 @pytest.mark.parametrize(
     ("api", "ps", "mode"),
     [

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import strategies
@@ -31,6 +32,7 @@ class Deep(keras.Model):
         return {"squared": tf.reduce_mean(tf.square(y - found)), "root": root, "twice": 2 * root}
 
 
+@pytest.mark.slow
 def test_a_model_may_be_deep():
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

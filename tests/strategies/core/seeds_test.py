@@ -14,6 +14,7 @@ CHECKS = pytest.mark.parametrize(
     checks_of(
         "in_step.py",
         slow=[
+            "after_200_steps_all_replicas_are_equal",
             "each_replica_that_is_a_function_drops_units_of_its_own",
             "restored_replicas_draw_the_same_numbers_again",
             "replicas_of_a_model_that_is_loaded_draw_their_own_numbers",
@@ -36,13 +37,13 @@ CHECKS = pytest.mark.parametrize(
     ],
 )
 @CHECKS
-def test_200_steps_leave_all_replicas_equal(run_check, check, api, workers, replicas):
+def test_replicas_stay_equal_and_draw_their_own_numbers(run_check, check, api, workers, replicas):
     run_check(check, api, replicas, workers=workers)
 
 
 @SLOW
 @CHECKS
-def test_200_steps_leave_all_replicas_equal_on_tensorflows_collectives(job, run_check, check):
+def test_replicas_stay_equal_on_tensorflows_collectives(job, run_check, check):
     job.hide_horovod()
     run_check(check, "keras")
 

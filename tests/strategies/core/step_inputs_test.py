@@ -8,6 +8,7 @@ pytestmark = pytest.mark.training
 slow = pytest.mark.slow
 
 
+@slow
 @pytest.mark.parametrize(
     ("api", "kind", "workers", "ps"),
     [

@@ -275,6 +275,8 @@ def test_a_batch_has_an_example_for_each_worker(tmp_path, monkeypatch):
     checks_of(
         "reading.py",
         slow=[
+            "examples_in_another_order_on_each_worker_are_refused",
+            "training_where_some_steps_are_empty",
             "training_cut_to_the_fewest_steps",
             "training_to_the_most_steps",
             "every_example_comes_once_where_examples_are_sharded",

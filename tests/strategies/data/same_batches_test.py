@@ -138,6 +138,7 @@ def test_another_order_later_in_an_epoch_is_found_in_the_next_batch_compared(sta
     assert difference(batches(ROWS, LABELS), batches(ROWS[late], LABELS[late]))[0] == found
 
 
+@pytest.mark.slow
 def test_floats_that_are_augmented_at_random_differ_where_others_do_not():
     noisy = ROWS + np.random.default_rng(1).normal(size=ROWS.shape).astype("float32")
     for labels in (LABELS, LABELS / 3):

@@ -139,10 +139,10 @@ def test_what_has_begun_and_not_ended_is_pending():
     graph = operations.add_graph_operations("all_reduce", in_step=True)
     graph.begin()
     begun = graph.begin()
-    graph.end(begun, "all_reduce")
+    graph.end(*begun, "all_reduce")
     with operations.track_eager("broadcast"), operations.track_step("a push"):
         assert operations.pending() == [(0, 1), (1, 1), (2, 2)]
-    graph.end(begun, "all_reduce")
+    graph.end(*begun, "all_reduce")
     assert operations.pending() == []
     assert operations.begun() == [1, 1, 2]
 

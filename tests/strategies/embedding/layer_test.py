@@ -6,6 +6,9 @@ from tests.support.check_jobs import checks_of
 
 SLOW = pytest.mark.slow
 LONG_LIVES = [
+    "a_worker_without_ids_takes_part",
+    "duplicates_are_added_up_before_their_gradient_is_squared",
+    "eviction_by_age_and_by_count",
     "growth_keeps_what_was_there_and_what_travels_is_counted",
     "the_same_row_wherever_and_whenever_it_comes",
     "rows_are_loaded_from_files_of_which_the_last_one_is_whole",
@@ -35,6 +38,7 @@ LONG_LIVES = [
     checks_of(
         "embedding.py",
         slow=[
+            "sgd",
             "momentum",
             "adagrad",
             "rmsprop",

@@ -43,6 +43,7 @@ def test_each_row_is_penalized_once_in_a_step(replicas):
     penalties.check_each_row_once(keras, strategy, rank=0, in_step=True)
 
 
+@SLOW  # those of replicas are tested above
 @pytest.mark.parametrize(
     ("ps", "arguments"),
     [

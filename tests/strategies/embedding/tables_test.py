@@ -41,6 +41,7 @@ def test_own_optimizers_shared_rows_plain_files_and_serving(
     run_check(check, api, replicas, workers=workers)
 
 
+@SLOW
 def test_saving_takes_no_copy_of_the_rows(forked, tmp_path):
     program = PROGRAMS / "embedding_saving.py"
     code, output = forked.finish(forked.popen([forked.python, program, tmp_path]), timeout=60)

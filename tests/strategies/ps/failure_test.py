@@ -307,6 +307,7 @@ def test_a_paused_server_is_given_up_after_the_step_timeout(job, mode):
         assert f"ps 0 ({tasks.cluster.addresses[Task('ps', 0)]})" in output, output
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("mode", "workers"),
     [

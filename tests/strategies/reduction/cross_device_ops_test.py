@@ -195,3 +195,26 @@ def test_sums_by_position_of_nothing_and_of_what_is_not_finite():
     values = tf.constant([[np.nan], [np.inf], [1.0]])
     sums = sparse.sum_by_position(values, tf.constant([2, 0, 0]), 3)
     np.testing.assert_array_equal(sums, [[np.inf], [0], [np.nan]])
+
+
+def test_in_a_function_values_are_exchanged_after_earlier_updates():
+    weight = tf.Variable(0.0)
+
+    class Exchange(Twins):
+        def all_reduce(self, tensors):
+            value = tf.numpy_function(lambda: weight.numpy(), [], tf.float32)
+            return [tf.ensure_shape(value, []) for _ in tensors]
+
+    ops = ReplicaCrossDeviceOps(Exchange())
+
+    @tf.function
+    def step(matrix):
+        for _ in tf.range(100):
+            matrix = tf.matmul(matrix, matrix) / 300
+        weight.assign_add(matrix[0, 0])
+        log = tf.constant(1.0)
+        (reduced,) = ops.batch_reduce(tf.distribute.ReduceOp.SUM, [(log, log)])
+        return reduced
+
+    for number in range(1, 4):
+        assert step(tf.ones([300, 300])).numpy() == number

@@ -10,9 +10,9 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "setup", "workers", "ps"),
     [
-        pytest.param("keras", "mirrored", 1, 0, marks=slow),
+        ("keras", "mirrored", 1, 0),
         pytest.param("tf_keras", "central_storage", 1, 0, marks=slow),
-        ("keras", "cluster", 2, 0),
+        pytest.param("keras", "cluster", 2, 0, marks=slow),
         pytest.param("tf_keras", "cluster", 2, 0, marks=slow),
         pytest.param("tf_keras", "sync", 2, 1, marks=slow),
     ],

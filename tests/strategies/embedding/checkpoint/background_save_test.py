@@ -83,6 +83,7 @@ def assert_loaded(directory, expected, **options):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+@SLOW
 @pytest.mark.parametrize(
     "memory", [1 << 30, pytest.param(0, marks=SLOW)], ids=["kept", "written at once"]
 )

@@ -63,6 +63,7 @@ def trained(model):
     model.fit(x, np.ones([40, 10]), batch_size=8, shuffle=False, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unseen", ["zeros", pytest.param("initial", marks=pytest.mark.slow)])
 def test_a_saved_model_needs_tensorflow_alone(tmp_path, unseen):
     model, layer = model_of(unseen)

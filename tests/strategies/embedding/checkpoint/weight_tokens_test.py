@@ -52,6 +52,7 @@ def test_in_one_process(run_check, check, api, kind):
     run_check(check, api, kind, workers=0)
 
 
+@slow
 @pytest.mark.parametrize(
     ("api", "workers", "ps", "mode"),
     [
@@ -176,6 +177,7 @@ def test_averages_of_weights_have_no_rows():
         )
 
 
+@slow
 def test_a_backup_has_the_rows_also_after_clear_session(tmp_path):
     def train(epochs, fails):
         model = keras.Sequential(

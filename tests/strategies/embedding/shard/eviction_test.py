@@ -270,6 +270,7 @@ def test_the_first_workers_clock_decides(clock):
     assert first[0] == [20, 20, 20, 20, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn
 @pytest.mark.parametrize("workers", [2, 3])
 def test_each_worker_has_its_part_of_the_limit(workers, tmp_path):
