@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,37 @@ _MAX_ROWS = 2**31 - 1
 _CHUNK = 65536
 
 
-def _capacities(row_bytes: int, expected: int | None) -> list[int]:
+# Of the memory that arrays of unknown size may reserve together, the first ones get equal shares.
+_EQUAL_SHARES = 12
+_unbounded: weakref.WeakSet[GrowableArray] = weakref.WeakSet()
+
+
+def _share(count: int) -> float:
+    """Returns the part of the machine's memory that the array number `count` may reserve.
+
+    All shares together are less than the memory, however many arrays there are.
+
+    >>> round(1 / _share(1)), round(1 / _share(12)), round(1 / _share(24))
+    (24, 24, 96)
+    >>> sum(_share(count) for count in range(1, 10_000)) < 1
+    True
+    """
+    return min(1.0, (_EQUAL_SHARES / count) ** 2) / (2 * _EQUAL_SHARES)
+
+
+def _capacities(row_bytes: int, expected: int | None, count: int = 1) -> list[int]:
     """Returns the capacities, in rows, that an array grows to before it doubles.
 
     TensorFlow does not return freed memory to the system, so when an array grows by copying, the
     memory of its smaller copies is lost. If Linux overcommits memory, reserved memory takes no
     space until it is written to. So an array that is not small reserves its expected size, or a
-    fraction of the machine's memory. The fraction is small because TensorFlow cannot reserve more
-    memory than the machine has.
+    fraction of the machine's memory. The fraction is small because oneDNN's allocator in TensorFlow
+    cannot reserve more memory in a process than the machine has, whether it is used or not.
 
     Args:
       row_bytes: size of one row in bytes.
       expected: expected number of rows; None if unknown.
+      count: number of arrays of unknown size that exist, including this one.
     """
     rule = Path("/proc/sys/vm/overcommit_memory")
     if rule.exists() and rule.read_text().strip() == "2":
@@ -39,7 +59,7 @@ def _capacities(row_bytes: int, expected: int | None) -> list[int]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     capacities = [size // row_bytes for size in (1 << 16, 1 << 20, 1 << 24)]
     if expected is None:
-        return [*capacities, max(memory // 24, 1 << 25) // row_bytes]
+        return [*capacities, max(int(memory * _share(count)), 1 << 25) // row_bytes]
     if expected * row_bytes <= memory // 8:
         return [*(rows for rows in capacities if rows < expected), expected]
     # Doubles up to the expected number of rows.
@@ -69,7 +89,10 @@ class GrowableArray:
     ):
         self.shape = shape
         self.dtype = tf.as_dtype(dtype)
-        self._capacities = _capacities(self.dtype.size * max(math.prod(shape), 1), expected)
+        if expected is None:
+            _unbounded.add(self)
+        row_bytes = self.dtype.size * max(math.prod(shape), 1)
+        self._capacities = _capacities(row_bytes, expected, len(_unbounded))
         self.fill = None if fill is None else np.broadcast_to(fill, shape)
         with tf.init_scope(), tf.device(HOST):
             self._array = ResourceVariable(

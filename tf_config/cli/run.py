@@ -35,6 +35,7 @@ from tf_config.environments.allocation import find_allocation
 from tf_config.environments.detect import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import runner as launch
+from tf_config.launcher.commands import MODULE, gpus, is_script
 from tf_config.launcher.console import Console
 from tf_config.launcher.job import JobSpec, shell_line
 from tf_config.launcher.metrics import MetricsPage
@@ -123,6 +124,12 @@ def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) 
     if job.elsewhere and sys.stdout.isatty():
         names, shell = ", ".join(job.elsewhere), Path(job.ssh[0]).name
         console.begin(f"querying {names} over {shell} for free ports and processors")
+    if shares_cpus(job):
+        console.note(
+            f"{job.roles.workers + job.roles.chief} workers share this machine's CPUs; one process "
+            "with all cores, without tf-config, is often as fast",
+            0,
+        )
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
     return launch.run(
         restarts.commands,
@@ -133,6 +140,13 @@ def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) 
         page,
         restarts.find_returned,
     )
+
+
+def shares_cpus(job: JobSpec) -> bool:
+    """Returns whether several workers run a script on this machine alone, which has no GPUs."""
+    is_python = is_script(job.program) or job.program[0] == MODULE
+    is_alone = job.roles.workers + job.roles.chief > 1 and not job.elsewhere
+    return is_python and is_alone and gpus() == 0
 
 
 def _remote_shell(arguments: argparse.Namespace) -> Sequence[str]:

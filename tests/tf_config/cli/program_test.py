@@ -9,7 +9,10 @@ import pytest
 import yaml
 
 from tf_config.builder import free_ports
-from tf_config.cli import launchers, main, parser
+from tf_config.cli import launchers, main, parser, run
+from tf_config.hosts import Host
+from tf_config.launcher.job import JobSpec
+from tf_config.roles import Roles
 
 CONFIG = (
     '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}, '
@@ -618,7 +621,31 @@ def test_run_starts_every_role_and_ends_the_servers_with_the_workers(job):
 def test_run_quiet_and_verbose(job):
     script = job.script("print('hello')")
     assert job.run("--quiet", script)[1] == "[worker 0] hello\n"
+    assert "2 workers share this machine's CPUs" in job.run("--workers", 2, script)[1]
     assert "tf-config: worker 0 started as process " in job.run("--verbose", script)[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "gpus", "is_compared"),
+    [
+        ("train.py", {"workers": 2}, 0, True),
+        ("train.py", {"workers": 1, "chief": True, "ps": 1}, 0, True),
+        ("train.py", {"workers": 1, "ps": 2}, 0, False),
+        ("train.py", {"workers": 2}, 2, False),
+        ("train.py", {"workers": 2}, None, False),
+        ("true", {"workers": 2}, 0, False),
+    ],
+)
+def test_workers_on_the_cpus_of_one_machine_are_compared_with_one_process(
+    program, options, gpus, is_compared, monkeypatch
+):
+    monkeypatch.setattr(run, "gpus", lambda: gpus)
+    assert run.shares_cpus(JobSpec(Roles(**options), [program])) == is_compared
+
+
+def test_workers_on_other_hosts_are_not(monkeypatch):
+    monkeypatch.setattr(run, "gpus", lambda: 0)
+    assert not run.shares_cpus(JobSpec(Roles(2), ["train.py"], hosts=[Host("a", 2)]))
 
 
 def test_the_version(capsys):
