@@ -21,5 +21,6 @@ print("grown")
 def test_many_arrays_of_unknown_size_do_not_reserve_more_than_the_memory():
     # oneDNN's allocator refuses to reserve more, even if nothing is written there.
     environ = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
-    found = subprocess.run([sys.executable, "-c", MANY], env=environ, capture_output=True, text=True)
+    command = [sys.executable, "-c", MANY]
+    found = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert found.stdout == "grown\n", found.stderr
