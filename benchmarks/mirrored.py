@@ -9,7 +9,7 @@ cores and the batches of all workers is what a user of one machine would run ins
 
 from __future__ import annotations
 
-from turns import PEERS, in_one_process, measured, on_workers, parser, report
+from turns import CORES, PEERS, in_one_process, measured, on_workers, parser, report
 
 
 def main() -> None:
@@ -29,6 +29,9 @@ def main() -> None:
             ("Horovod, tape in a custom loop", "horovod"),
         )
     ]
+    name = "this package, one worker with all cores, fit"
+    whole = [PEERS / "mlp.py", "fit", given.workers, *short]
+    systems.append(on_workers(name, 1, *whole, threads=CORES))
     name = "one process of Keras, all cores, fit"
     systems.append(in_one_process(name, PEERS / "mlp.py", "keras", given.workers, *short))
     if given.torch:

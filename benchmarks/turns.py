@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = Path(__file__).resolve().parent / "peers"
+CORES = os.cpu_count() or 1
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
@@ -44,16 +45,22 @@ class System:
 
 
 def on_workers(
-    name: str, workers: int, *program: object, ps: int = 0, options: Sequence[object] = ()
+    name: str,
+    workers: int,
+    *program: object,
+    ps: int = 0,
+    options: Sequence[object] = (),
+    threads: int = 1,
 ) -> System:
-    """Returns a system whose program `tf-config run` starts, one thread a process."""
+    """Returns a system whose program `tf-config run` starts, one thread a process by default."""
     run = [sys.executable, "-m", "tf_config", "run", "--workers", workers, "--ps", ps]
-    return System(name, tuple(map(str, [*run, "--threads-per-worker", 1, *options, *program])))
+    command = [*run, "--threads-per-worker", threads, *options, *program]
+    return System(name, tuple(map(str, command)), threads)
 
 
 def in_one_process(name: str, *program: object) -> System:
     """Returns a system of one process that uses all cores, as a user without workers runs it."""
-    return System(name, tuple(map(str, [sys.executable, *program])), os.cpu_count() or 1)
+    return System(name, tuple(map(str, [sys.executable, *program])), CORES)
 
 
 def measured(

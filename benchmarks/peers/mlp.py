@@ -1,9 +1,10 @@
 """Trains the network of mirrored.py on the workers of TF_CONFIG; prints samples a second.
 
 mlp.py fit|fit_reduce|fit_horovod|loop|alone|stock|horovod
-mlp.py keras BATCHES
+mlp.py keras|fit BATCHES
 
-With `keras`, one process trains by Keras alone, each step on so many workers' batches.
+With BATCHES, one process trains, each step on so many workers' batches: by Keras alone, or under
+this package's strategy.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def by_fit(strategy: tf.distribute.Strategy, batches: int = 1) -> float:
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dataset = data().rebatch(ROWS * batches).prefetch(4) if batches > 1 else data()
     if tf.distribute.get_strategy() is not strategy:
-        dataset = strategy.distribute_datasets_from_function(lambda _: data())
+        own = dataset
+        dataset = strategy.distribute_datasets_from_function(lambda _: own)
     model.fit(dataset, steps_per_epoch=WARM_UP, verbose=0)
     model.fit(dataset, steps_per_epoch=STEPS, callbacks=[Deadline()], verbose=0)
     if tf.distribute.get_strategy() is not strategy:
@@ -136,7 +138,7 @@ def by_horovod() -> float:
     return found
 
 
-def measure(name: str) -> float:
+def measure(name: str, batches: int = 1) -> float:
     if name == "horovod":
         return by_horovod()
     if name == "stock":
@@ -149,21 +151,21 @@ def measure(name: str) -> float:
     communication = "horovod" if name == "fit_horovod" else "auto"
     options = strategies.ReductionOptions(mode="reduce") if name == "fit_reduce" else None
     strategy = strategies.MultiWorkerMirroredStrategy(communication=communication, options=options)
-    return by_loop(strategy) if name == "loop" else by_fit(strategy)
+    return by_loop(strategy) if name == "loop" else by_fit(strategy, batches)
 
 
 def main() -> None:
+    (batches,) = [int(each) for each in sys.argv[2:] if each.isdigit()] or [1]
     if sys.argv[1] == "keras":
-        batches = int(sys.argv[2])
         samples = by_fit(tf.distribute.get_strategy(), batches) * ROWS * batches
         print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
         return
     config = json.loads(os.environ["TF_CONFIG"])
     if sys.argv[1] == "alone":
         del os.environ["TF_CONFIG"]
-    steps = measure(sys.argv[1])
+    steps = measure(sys.argv[1], batches)
     if config["task"]["index"] == 0:
-        samples = steps * ROWS * len(config["cluster"]["worker"])
+        samples = steps * ROWS * batches * len(config["cluster"]["worker"])
         print(f"RESULT {json.dumps({'samples/s': samples})}", flush=True)
 
 
