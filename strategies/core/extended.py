@@ -62,7 +62,11 @@ from strategies.reduction import ReductionOptions, ReplicaCrossDeviceOps
 from strategies.reduction.xla import check_devices
 from strategies.utils.devices import HOST
 from strategies.variables.merged import mark_merged
-from strategies.variables.on_read_variable import OnReadVariable, keep_state_per_replica
+from strategies.variables.on_read_variable import (
+    ExamplesVariable,
+    OnReadVariable,
+    keep_state_per_replica,
+)
 from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import (
     RowVariable,
@@ -427,8 +431,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             if variable is not None:
                 return variable
         stock = super()._create_variable(next_creator, **kwargs)
-        if isinstance(stock, SyncOnReadVariable) and self._may_lack_examples:
-            return OnReadVariable(stock.distribute_strategy, stock.values, stock.aggregation)
+        if isinstance(stock, SyncOnReadVariable):
+            on_read = ExamplesVariable if self._may_lack_examples else OnReadVariable
+            return on_read(stock.distribute_strategy, stock.values, stock.aggregation)
         if type(stock) is StockMirroredVariable:
             return MirroredVariable(stock.distribute_strategy, stock.values, stock.aggregation)
         return stock

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.compat.keras import RNN_STATE
@@ -13,6 +14,20 @@ from strategies.variables.scalars import NumberMixin
 
 
 class OnReadVariable(NumberMixin, SyncOnReadVariable):
+    """Sync-on-read variable to which arrays of a file can be assigned.
+
+    TensorFlow divides a sum by the number of replicas before it converts it to a tensor, which an
+    HDF5 dataset does not support. tf_keras assigns those to metrics in `load_weights`.
+    """
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sets the value; in a replica, that of the replica."""
+        if not tf.is_tensor(value) and hasattr(value, "__array__"):
+            value = np.asarray(value)
+        return super().assign(value, *args, **kwargs)
+
+
+class ExamplesVariable(OnReadVariable):
     """Sync-on-read variable that a replica without examples in a step leaves unchanged.
 
     The mean of no examples is NaN and would stay in a metric until the end of the epoch; see
