@@ -35,7 +35,7 @@ from tf_config.environments.allocation import find_allocation
 from tf_config.environments.detect import ENVIRONMENTS
 from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import runner as launch
-from tf_config.launcher.commands import MODULE, gpus, is_script
+from tf_config.launcher.commands import MODULE, Command, gpus, is_script
 from tf_config.launcher.console import Console
 from tf_config.launcher.job import JobSpec, shell_line
 from tf_config.launcher.metrics import MetricsPage
@@ -124,21 +124,28 @@ def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) 
     if job.elsewhere and sys.stdout.isatty():
         names, shell = ", ".join(job.elsewhere), Path(job.ssh[0]).name
         console.begin(f"querying {names} over {shell} for free ports and processors")
-    if shares_cpus(job):
-        console.note(
-            f"{job.roles.workers + job.roles.chief} workers share this machine's CPUs; one process "
-            "with all cores, without tf-config, is often as fast",
-            0,
-        )
     restarts = Restarts(job, os.environ, arguments.min_workers, console.note)
+
+    def plan(restart: int) -> list[Command]:
+        commands = restarts.commands(restart)
+        if not restart and shares_cpus(job):
+            count = job.roles.workers + job.roles.chief
+            console.note(
+                f"{count} workers share this machine's CPUs; one process with all cores, without "
+                "tf-config, is often as fast",
+                0,
+            )
+        return commands
+
     return launch.run(
-        restarts.commands,
+        plan,
         console,
         arguments.log_dir,
         arguments.max_restarts,
         restarts.record_failure,
         page,
         restarts.find_returned,
+        arguments.min_workers,
     )
 
 

@@ -53,16 +53,18 @@ def run(
     on_failure: Callable[[Task], None] = lambda task: None,
     page: MetricsPage | None = None,
     find_returned: Callable[[], Sequence[str]] = lambda: (),
+    min_workers: int | None = None,
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
     When all other tasks are done, the parameter servers are ended. When a task fails, the others
     get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left. A
     worker that has reported that it can join the others again is restarted alone, while they
-    continue. If lost hosts return, all tasks are restarted with them after the next checkpoint;
-    this is not one of the restarts after a failure. SIGINT, SIGTERM and SIGHUP are passed on and
-    end the job; the exit code is then 128 + the signal's number, as in a shell. No process of a
-    task's process group is left running, even if this process itself is killed.
+    continue; if it fails again and `min_workers` others remain, they continue without it. If lost
+    hosts return, all tasks are restarted with them after the next checkpoint; this is not one of
+    the restarts after a failure. SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit
+    code is then 128 + the signal's number, as in a shell. No process of a task's process group is
+    left running, even if this process itself is killed.
 
     Args:
       plan: takes the number of restarts so far; returns the commands, one per task, the first
@@ -74,6 +76,8 @@ def run(
       on_failure: called with the task that failed first, before all tasks are restarted.
       page: shows the tasks' numbers.
       find_returned: returns the names of lost hosts that have returned; called by another thread.
+      min_workers: the minimum number of workers, including the chief, with which tasks continue;
+        None requires all.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -89,7 +93,7 @@ def run(
             console.begin("")  # so that an error is printed on its own line
         if restarts and not has_grown:
             console.note(f"restart {restarts} of {max_restarts}", 0)
-        job = JobRunner(console, log_dir, restarts, max_restarts, find_returned)
+        job = JobRunner(console, log_dir, restarts, max_restarts, find_returned, min_workers)
         if page is not None:
             page.show(job.metrics, functools.partial(getattr, job, "restarts"))
         job.run(commands)
@@ -127,6 +131,7 @@ class JobRunner:
       restarts: the number of restarts so far.
       max_restarts: the largest number of restarts.
       find_returned: see `run`.
+      min_workers: see `run`.
 
     Attributes:
       restarts: the number of restarts so far, with those of single tasks.
@@ -142,6 +147,7 @@ class JobRunner:
         restarts: int,
         max_restarts: int,
         find_returned: Callable[[], Sequence[str]] = lambda: (),
+        min_workers: int | None = None,
     ):
         self.restarts = restarts
         self.exit_code = 0
@@ -150,6 +156,8 @@ class JobRunner:
         self._console = console
         self._log_dir = log_dir
         self._max_restarts = max_restarts
+        self._min_workers = min_workers
+        self._failed_alone: set[Task] = set()  # failed by themselves, and were restarted alone
         self._processes: list[TaskProcess] = []
         self._drained: set[TaskProcess] = set()
         self._running: list[TaskProcess] = []
@@ -260,9 +268,14 @@ class JobRunner:
         failed = [process for process in ended if process.popen.returncode != 0]
         if self._escalation:  # the job is ending already, so these are not the cause
             return
-        if failed and all(map(self._can_restart_alone, failed)):
+        if failed and all(
+            self._can_leave(each) or self._can_restart_alone(each) for each in failed
+        ):
             for process in failed:
-                self._restart_alone(process, reaper)
+                if self._can_leave(process):
+                    self._leave_out(process)
+                else:
+                    self._restart_alone(process, reaper)
         elif failed:
             self.culprit = failed[0]
             self.exit_code = self.culprit.exit_code
@@ -282,8 +295,28 @@ class JobRunner:
         self._drain(process)  # the report of a task on another host comes last
         return process.can_rejoin
 
+    def _can_leave(self, process: TaskProcess) -> bool:
+        """Returns whether a worker has failed again, and the others can continue without it."""
+        if self._min_workers is None or process.task not in self._failed_alone:
+            return False
+        # The servers wait for a worker that was killed, because it could not tell them of its end.
+        others = sum(each.task.type in ("chief", "worker") for each in self._running)
+        if process.exit_code > _SIGNALS or others < self._min_workers:
+            return False
+        self._drain(process)
+        return process.can_rejoin
+
+    def _leave_out(self, process: TaskProcess) -> None:
+        self._console.note(
+            f"{process.task} failed with {process.end}{process.cause}, for the second time; the "
+            "other tasks continue without it, and its examples are not trained on",
+            0,
+        )
+
     def _restart_alone(self, process: TaskProcess, reaper: OrphanReaper) -> None:
         self.restarts += 1
+        if process.exit_code <= _SIGNALS and process.task.type == "worker":
+            self._failed_alone.add(process.task)
         self._console.note(
             f"{process.task} failed with {process.end}{process.cause}; restart {self.restarts} of "
             f"{self._max_restarts}: {process.task} alone, the other tasks continue",

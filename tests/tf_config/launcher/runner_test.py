@@ -418,6 +418,21 @@ def test_a_worker_is_restarted_alone_until_no_restarts_are_left(job):
     job.assert_nothing_left()
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_worker_that_fails_again_leaves_the_others_if_enough_remain(job, least):
+    script = job.script(
+        REJOINS + "if me == 1:\n"
+        "    pathlib.Path(f'failed-{restart}').touch()\n    sys.exit(3)\n"
+        "wait('failed-1'); time.sleep(1)\n"
+    )
+    options = "--max-restarts", 1, "--min-workers", least
+    code, output = job.run("--workers", 2, *options, script)
+    assert output.count(ALONE) == 1, output
+    assert ("the other tasks continue without it" in output) == (least == 1)
+    assert code == (0 if least == 1 else 3)
+    job.assert_nothing_left()
+
+
 def test_restarts_have_an_end(job):
     script = job.script(RESTARTS + "sys.exit(4)\n")
     code, output = job.run("--max-restarts", 2, script)
