@@ -39,6 +39,7 @@ from strategies.core.loss_logs import LossLogs
 from strategies.core.loss_reduction_check import LossReductionCheck
 from strategies.core.merged_logs import MergedLogs
 from strategies.core.replica_context import in_sharing_context
+from strategies.core.replica_means import ReplicaMeans
 from strategies.core.scope import (
     check_backend,
     check_same_outside,
@@ -149,6 +150,7 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         self.batch_comparison: BatchComparison | None = None
         self.loss_reduction_check, self.loss_logs = LossReductionCheck(), LossLogs()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._replica_means = ReplicaMeans()
         self.merged_logs = MergedLogs(collectives, len(self._devices))
         self._is_of_several_processes = resolver is not None
         self._step_counter: StepCounter | None = None
@@ -433,7 +435,9 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
         stock = super()._create_variable(next_creator, **kwargs)
         if isinstance(stock, SyncOnReadVariable):
             on_read = ExamplesVariable if self._may_lack_examples else OnReadVariable
-            return on_read(stock.distribute_strategy, stock.values, stock.aggregation)
+            own = on_read(stock.distribute_strategy, stock.values, stock.aggregation)
+            self._replica_means.add(own)
+            return own
         if type(stock) is StockMirroredVariable:
             return MirroredVariable(stock.distribute_strategy, stock.values, stock.aggregation)
         return stock
@@ -519,6 +523,13 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             is_compared=is_compared,
         )
         return ReplicaDataset(shared, self._container_strategy(), options, source, is_compared)
+
+    def average_states(self) -> None:
+        """Gives all replicas the mean of the state that each keeps until it is read.
+
+        See [Note: state of evaluations] in replica_means.py. All workers must call it together.
+        """
+        self._replica_means.assign(self._cross_device_ops)
 
     def _dataset_stream(self) -> Collectives:
         """Returns the collectives for asking other workers whether they have examples left.

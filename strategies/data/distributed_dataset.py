@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives.workers import are_in_step, collectives_of
-from strategies.compat.keras import is_building_model, restart_threads
+from strategies.compat.keras import is_building_model, restart_threads, running_method
 from strategies.compat.tensorflow import (
     DistributedDataset,
     DistributedDatasetSpec,
@@ -219,6 +219,8 @@ class ReplicaDataset(DistributedDataset):
         self._check_same_steps()
         if tf.executing_eagerly() and not is_building_model():
             end_epoch()  # of the previous epoch, of this dataset or of another one
+            if running_method() in ("evaluate", "predict"):
+                self._strategy.extended.average_states()
         restart_threads()
         if self._source is not None and tf.executing_eagerly():
             check_same_examples(self._source, self._strategy.extended.collectives)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from tests.support.assertions import assert_close, raises
+from tests.support.assertions import assert_all_close, assert_close, raises
 from tests.support.checks import run_checks
 
 keras = importlib.import_module(sys.argv[1])
@@ -102,6 +102,38 @@ def check_a_layer_can_keep_a_value_for_the_examples_of_each_replica():
     assert_close(layer.total.numpy(), sums()[-1, first : first + ROWS].reshape([ROWS, 1, 1]))
     layer.total.assign(np.ones([ROWS, 1, 1]))
     assert_close(model.predict(x, **arguments), 1 + sums().reshape(x.shape))
+
+
+def check_a_trained_model_evaluates_as_the_same_model_does_once_it_is_loaded():
+    """Each replica of tf_keras keeps its own moving means, of which files have the mean."""
+    random = np.random.default_rng(0)
+    rows = random.normal(size=[16 * replicas, 4]).astype("float32")
+    labels = random.normal(size=[16 * replicas, 1]).astype("float32")
+    fixed = {"batch_size": 4 * replicas, "verbose": 0}
+
+    def make():
+        keras.utils.set_random_seed(1)
+        norm = keras.layers.BatchNormalization(momentum=0.5)
+        return keras.Sequential([keras.Input([4]), norm, keras.layers.Dense(1)])
+
+    def trained(validation_data):
+        with strategy.scope():
+            model = make()
+            model.compile("sgd", "mse")
+        options = {"shuffle": False, "validation_data": validation_data, **fixed}
+        return model, model.fit(rows, labels, epochs=3, **options).history
+
+    model, history = trained((rows, labels))
+    other, _ = trained(None)
+    assert_all_close(model.get_weights(), other.get_weights(), rtol=1e-5, atol=1e-6)
+    loaded = make()
+    loaded.set_weights(model.get_weights())
+    expected = loaded(rows).numpy()
+    predicted = model.predict(rows, **fixed)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-6)
+    loss = ((expected - labels) ** 2).mean()
+    losses = [model.evaluate(rows, labels, **fixed), history["val_loss"][-1]]
+    np.testing.assert_allclose(losses, loss, rtol=1e-5)
 
 
 def check_scalars_are_numbers_of_python():
