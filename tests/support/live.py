@@ -11,6 +11,7 @@ from strategies import Eviction, FeatureConfig, TableConfig
 from tests.support.embeddings import embedding_of
 
 TEST_IDS = 240
+EXAMPLES = 16
 
 
 class Trained:
@@ -40,7 +41,7 @@ class Trained:
         self.model.compile(keras.optimizers.Adagrad(0.1), "mse")
         self._random = np.random.default_rng(1)
         self._round = 0
-        self.test = self.inputs(self._random.integers(0, TEST_IDS, [16, 2]))
+        self.test = self.inputs(self._random.integers(0, TEST_IDS, [EXAMPLES, 2]))
 
     def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         return dict.fromkeys(self._names, ids)
@@ -52,15 +53,22 @@ class Trained:
         y = self._random.normal(size=[steps * batch, 1])
         self.model.fit(self.inputs(ids), y, batch_size=batch, shuffle=False, verbose=0)
 
-    def predictions(self) -> np.ndarray:
-        return self.model.predict(self.test, batch_size=16, verbose=0)
+    def predictions(self, batch: int = EXAMPLES) -> np.ndarray:
+        return self.model.predict(self.test, batch_size=batch, verbose=0)
 
-    def served_predictions(self, served: object) -> np.ndarray:
-        """Returns what a SavedModel that `tf.saved_model.load` has loaded serves."""
-        inputs = {name: tf.constant(each) for name, each in self.test.items()}
+    def served_predictions(self, served: object, batch: int = EXAMPLES) -> np.ndarray:
+        """Returns what a SavedModel that `tf.saved_model.load` has loaded serves.
+
+        A product of matrices has other last bits for another number of examples, so compare what is
+        served for as many at once as each replica has.
+        """
         # tf_keras's `export` takes a list, in the order of the names.
         is_list = self._keras.__name__ == "tf_keras"
-        return served.serve(tf.nest.flatten(inputs) if is_list else inputs).numpy()
+        results = []
+        for start in range(0, EXAMPLES, batch):
+            inputs = {name: tf.constant(x[start : start + batch]) for name, x in self.test.items()}
+            results.append(served.serve(tf.nest.flatten(inputs) if is_list else inputs).numpy())
+        return np.concatenate(results)
 
 
 class ServedSession:

@@ -352,6 +352,12 @@ def test_a_subclass_of_tf_keras_model_is_exported(tmp_path):
         pytest.param("tf_keras", "geo", 2, 2, 1, marks=SLOW),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("live_updates.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "live_updates.py",
+        slow=["a_damaged_delta_is_refused", "a_directory_has_the_deltas_of_one_export"],
+    ),
+)
 def test_a_served_model_follows_several_workers(run_check, check, api, mode, workers, ps, replicas):
     run_check(check, api, mode, replicas, workers=workers, ps=ps)
