@@ -225,7 +225,7 @@ def _read_table(
     yield ROWS, joined[ROWS]
     yield REMOVED, nothing if retains else joined[REMOVED]
     yield PRESENT, joined[_PRESENT_IDS] if retains else nothing
-    yield RETAINS, np.bool_(retains)
+    yield RETAINS, np.array(retains)
 
 
 def _as_numpy(array: np.ndarray) -> np.ndarray:

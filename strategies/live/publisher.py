@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -225,7 +226,8 @@ class _ServedModel:
 
     def changes(self, marks: list[Mark] | None) -> dict[int, Any]:
         """Returns what has changed since marks, by the identity of a layer's tables."""
-        of_tables = marks or [None] * len(self._tables)
+        none: list[Mark | None] = [None] * len(self._tables)
+        of_tables: Sequence[Mark | None] = none if marks is None else marks
         return {
             id(tables): tables.changes(mark)
             for tables, mark in zip(self._tables, of_tables, strict=True)

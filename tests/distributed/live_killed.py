@@ -45,9 +45,9 @@ def train():
         new = expected / ".new.npy"
         np.save(new, model.predict(IDS, batch_size=100, verbose=0))
         new.rename(expected / f"{number}.npy")
-        strategies.export_delta(model, deltas)
         if turn == 1:
             print(f"begun {os.getpid()}", flush=True)
+        strategies.export_delta(model, deltas)
 
 
 def follow():
@@ -56,7 +56,7 @@ def follow():
     arrived.mkdir(exist_ok=True)
     written = [int(path.name) for path in versions.iterdir() if path.name.isdigit()]
     follower = Follower(versions / str(max(written)) if written else served, arrived)
-    print(f"begun {os.getpid()}", flush=True)
+    has_begun = False
     for number, folder in delta_folder.folders(deltas):
         if not (arrived / folder.name).exists():
             copy = arrived / f".{folder.name}"
@@ -65,6 +65,9 @@ def follow():
             copy.rename(arrived / folder.name)
         if number > follower.number:
             assert follower.update()[-1] == number
+            if not has_begun:
+                print(f"begun {os.getpid()}", flush=True)
+            has_begun = True
             follower.save(versions)
     print("done", flush=True)
 
