@@ -253,6 +253,23 @@ def test_two_models_of_one_layer_have_chains_of_their_own(tmp_path):
             np.testing.assert_array_equal(follower.model.serve(test), expected)
 
 
+def test_rows_and_weights_in_16_bits_are_followed(tmp_path):
+    layer = DistributedEmbedding(2, name="table", combiner="sum", row_dtype="bfloat16")
+    inputs = keras.Input([None], dtype="int64")
+    dense = keras.layers.Dense(1, name="dense", dtype="bfloat16")
+    model = keras.Model(inputs, keras.ops.cast(dense(layer(inputs)), "float32"))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    strategies.export(model, tmp_path / "served")
+    follower = Follower(tmp_path / "served", tmp_path / "deltas")
+    test = np.arange(40).reshape([40, 1])
+    for turn in range(2):
+        fit(model, [turn, 10, 20])
+        strategies.export_delta(model, tmp_path / "deltas")
+        assert follower.update() == [turn + 1]
+        expected = model.predict(test, batch_size=40, verbose=0)
+        np.testing.assert_array_equal(follower.model.serve(test), expected)
+
+
 def test_a_model_without_tables_is_followed(tmp_path):
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
