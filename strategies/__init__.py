@@ -16,6 +16,7 @@ from strategies.embedding.registration import register_with_tf_keras as _registe
 from strategies.equality import verify_equal
 from strategies.factory import from_tf_config
 from strategies.files.collective_writing import own_path, writing
+from strategies.live.publisher import export, export_delta
 from strategies.loss_scaling import LossScaleOptimizer
 from strategies.mirrored import MirroredStrategy
 from strategies.moved_modules import MOVED as _MOVED
@@ -47,6 +48,8 @@ __all__ = [
     "barrier",
     "callbacks",
     "draw_placement",
+    "export",
+    "export_delta",
     "from_tf_config",
     "own_path",
     "plan_capacity",

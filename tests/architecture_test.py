@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "embedding": (
         "compat utils profiling collectives diagnostics files reduction variables data core ps"
     ),
+    "live": "compat utils collectives diagnostics files variables embedding",
     "callbacks": "compat utils profiling collectives diagnostics files variables data embedding",
 }
 # Modules beside the packages that a package imports.
@@ -157,6 +158,8 @@ def test_the_public_names():
         "barrier",
         "callbacks",
         "draw_placement",
+        "export",
+        "export_delta",
         "from_tf_config",
         "own_path",
         "plan_capacity",

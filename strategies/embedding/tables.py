@@ -16,6 +16,7 @@ from strategies.diagnostics.metrics import add_source
 from strategies.embedding.checkpoint import export_import, snapshot
 from strategies.embedding.checkpoint import row_checkpoint as checkpoint
 from strategies.embedding.checkpoint.background_save import BackgroundSave
+from strategies.embedding.checkpoint.row_changes import Mark, RowChanges, mark
 from strategies.embedding.checkpoint.saved_model import Serving
 from strategies.embedding.checkpoint.snapshot import Arrays
 from strategies.embedding.checkpoint.weight_tokens import Snapshots
@@ -378,6 +379,20 @@ class Tables:
             snapshot.find_former_slots(self._shards)
             self._check_slots_in_bases()
             save.cut(memory)
+
+    def mark(self) -> Mark:
+        """Returns a mark of this moment, from which `changes` can tell what has changed."""
+        with self._change_rows():
+            return mark(self._shards, self._delta_bases.changes)
+
+    def changes(self, since: Mark | None) -> RowChanges:
+        """Returns what has changed since a mark; None is all rows.
+
+        All workers must call it, and none may train until it is written and the next mark is set.
+        """
+        # Prefetched rows are marked as touched now, but are trained on only later.
+        with self._change_rows():
+            return RowChanges(self._shards, since, self._delta_bases.changes, self.collectives)
 
     def load(self, directory: str) -> None:
         """Restores the rows from a directory; see `checkpoint`."""

@@ -38,7 +38,6 @@ from strategies.files.atomic_files import (
 )
 
 _LATEST = "latest"
-_MANIFEST = "worker{}.json"
 
 
 class DeltaBases:
@@ -152,6 +151,11 @@ def write_latest(path: Path, tables: Mapping[str, Table], values: Mapping[str, A
     write_json(path / _LATEST, {**values, "tables": widths})
 
 
+def manifest_of(folder: Path, rank: int) -> Path:
+    """Returns the path of the file with the checksums of the files that a worker wrote."""
+    return folder / f"worker{rank}.json"
+
+
 @contextlib.contextmanager
 def part_files(folder: Path, rank: int) -> Iterator[Callable[[int], NpyWriter]]:
     """Yields a function that opens the files of a table, given its position; writes the manifest.
@@ -163,7 +167,7 @@ def part_files(folder: Path, rank: int) -> Iterator[Callable[[int], NpyWriter]]:
     yield lambda position: NpyWriter(partial(_file, folder, position, rank))
     written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
     sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
-    write_json(folder / _MANIFEST.format(rank), {"files": sizes})
+    write_json(manifest_of(folder, rank), {"files": sizes})
 
 
 def _write_part(
@@ -205,7 +209,9 @@ def load(shards: Sequence[TableShard], directory: str, collectives: Collectives)
     for folder in latest["folders"]:
         for position, name in enumerate(tables):
             ranks = range(latest["workers"][folder])
-            _load_table(shards, name, [_files(path / folder, position, rank) for rank in ranks])
+            _load_table(
+                shards, name, [files_of_table(path / folder, position, rank) for rank in ranks]
+            )
     for name in tables:
         snapshot.set_step(local, name, latest["steps"][name])
 
@@ -231,9 +237,9 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
             workers = latest["workers"][folder]
             for rank in range(collectives.rank, workers, collectives.size):
                 if folder in latest.get("checked", ()):
-                    _check_sums(path / folder, rank)
+                    check_sums(path / folder, rank)
                 for position, name in enumerate(tables):
-                    files = _files(path / folder, position, rank)
+                    files = files_of_table(path / folder, position, rank)
                     if files or not _is_without_rows(path / folder, position):
                         _check_arrays(shards[0], name, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -244,9 +250,14 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
     return latest
 
 
-def _check_sums(folder: Path, rank: int) -> None:
-    """Verifies the files of a worker against its manifest."""
-    for name, (size, checksum) in read_json(folder / _MANIFEST.format(rank))["files"].items():
+def check_sums(folder: Path, rank: int) -> None:
+    """Verifies the files of a worker against its manifest.
+
+    Raises:
+      OSError: if there is no manifest.
+      ValueError: if a file is missing or damaged.
+    """
+    for name, (size, checksum) in read_json(manifest_of(folder, rank))["files"].items():
         file = folder / name
         if not file.exists():
             raise ValueError(f"no file {folder.name}/{name}")
@@ -316,7 +327,7 @@ def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path
     return np.concatenate(of_parts)
 
 
-def _files(folder: Path, position: int, rank: int) -> dict[str, Path]:
+def files_of_table(folder: Path, position: int, rank: int) -> dict[str, Path]:
     """Returns the files that one worker wrote of a table, by the name of the array."""
     prefix = _file(folder, position, rank, "").stem
     return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.embedding.config import Eviction
 from strategies.embedding.shard.id_map import IdMap
+from strategies.embedding.shard.removal_log import RemovalLog
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.step_times import StepTimes
 
@@ -23,15 +24,17 @@ class Evictor:
       rule: the rule; None selects no rows, and orders those of a full table by their last step.
       ids: map of the ids with a row in this shard.
       store: store of the rows.
+      removals: log of the ids whose rows are removed.
 
     Attributes:
       times: times of the steps if the rule has `seconds`; otherwise None.
     """
 
-    def __init__(self, rule: Eviction | None, ids: IdMap, store: RowStore):
+    def __init__(self, rule: Eviction | None, ids: IdMap, store: RowStore, removals: RemovalLog):
         self._rule = rule
         self._ids = ids
         self._store = store
+        self._removals = removals
         seconds = None if rule is None else rule.seconds
         self.times = None if seconds is None else StepTimes(seconds)
 
@@ -133,6 +136,7 @@ class Evictor:
 
     def _remove(self, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         self._ids.remove(ids)
+        self._removals.record(ids)
         self._store.free(rows)
         return tf.size(rows, tf.int64)
 

@@ -13,6 +13,7 @@ from strategies.embedding.shard.admission import make_counter
 from strategies.embedding.shard.capacity import Capacity, Overflow
 from strategies.embedding.shard.eviction import Evictor
 from strategies.embedding.shard.id_map import IdMap
+from strategies.embedding.shard.removal_log import RemovalLog
 from strategies.embedding.shard.row_store import RowStore
 from strategies.utils.devices import HOST
 
@@ -54,6 +55,7 @@ class Table:
       capacity: capacity of the shard; None if it has no limit of its own.
       overflow: the same, with the row that further ids share; None if they share none.
       counter: counter of the ids without a row; None without an admission rule.
+      removals: log of the ids whose rows the evictor removed.
       evictor: removes rows.
     """
 
@@ -68,7 +70,8 @@ class Table:
         self.store = store
         self.initial = initial
         self.map = IdMap()
-        self.evictor = Evictor(config.eviction, self.map, store)
+        self.removals = RemovalLog(self.map)
+        self.evictor = Evictor(config.eviction, self.map, store, self.removals)
         self.overflow: Overflow | None = None
         self.capacity: Capacity | None = None
         if capacity is not None and config.overflow == "share":
