@@ -32,12 +32,13 @@ from typing import NamedTuple
 from tests.support import network_faults
 from tests.support.fork_server import ForkServer
 from tests.support.job import Job
+from tests.support.restarted_servers import RestartedServers, faults_in
 from tests.support.two_hosts import TwoHosts, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
-_KINDS = ("inputs", "files", "memory", "kills", "network")
+_KINDS = ("inputs", "files", "memory", "servers", "kills", "network")
 _KILLS = 30  # of each strategy and mode
 _SHORT_WAY = "TensorFlow's collectives"
 _GONE_SECONDS = 10.0
@@ -286,6 +287,10 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
     flush = chance.choice([0.0, 0.05])
     arguments = [*way.arguments, "--max-restarts", 2, "--verbose", *_program(way)]
     arguments += ["--flush", flush]
+    if not way.is_in_step:
+        # A lost server ends the job, which continues from a checkpoint. See `restart_server` for
+        # the other way.
+        arguments = ["--server-saves", 0, *arguments]
     row.tried += 1
     what = f"{victim} at step {step} + {delay:.3f} s, flushes of {flush} s"
     try:
@@ -319,6 +324,42 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
     return row
+
+
+def restart_server(mode: str, seed: str, python: str) -> Row:
+    """Kills one of two servers at a random moment; it is restarted, and the workers continue."""
+    row = Row(f"SIGKILL of a server, restarted in place, {mode}", tried=1)
+    directory = Path(tempfile.mkdtemp())
+    job = Job(directory)
+    job.python = python
+    try:
+        training = RestartedServers(job, mode, servers=2, restarts=1)
+        training.wait_until_saved()
+        row.seconds.append(training.kill(random.Random(seed)))
+        code, output = training.finish()
+        fault = faults_in(output, servers=2, kills=1)
+        is_same = training.starts() == [1, 1]
+        row.left += _left(job)
+        row.survived += code == 0 and is_same
+        row.lost += bool(code == 0 and fault)
+        if code != 0 or fault or not is_same:
+            row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-2000:]}")
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return row
+
+
+def all_restarts(
+    pool: Executor, short: bool, seed: int, python: str
+) -> Iterator[list[Future[Row]]]:
+    """Has a server restarted in place in each mode whose workers are not in step."""
+    for mode in ["half_async"] if short else ["async", "half_async", "geo"]:
+        count = 2 if short else _KILLS
+        yield [
+            pool.submit(restart_server, mode, f"{seed} {mode} {number}", python)
+            for number in range(count)
+        ]
 
 
 def _kill(pid: int) -> None:
@@ -450,6 +491,8 @@ def _submit(
         yield [pool.submit(harm_files, 30 if short else 300, seed)]
     if "memory" in kinds:
         yield [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
+    if "servers" in kinds:
+        yield from all_restarts(pool, short, seed, python)
     if "kills" in kinds:
         yield from all_kills(pool, short, seed, python)
 
