@@ -90,13 +90,13 @@ def test_directories_of_jobs_that_were_killed_are_removed_later(tmp_path):
         path = tmp_path / name
         path.mkdir()
         (path / "lock").touch()
-        os.utime(path, [time.time() - 4000] * 2)
+        os.utime(path, (time.time() - 4000,) * 2)
         return path
 
-    abandoned, used, others = old("keras-strategies-1-ps-0"), old("keras-strategies-2-ps-0")
+    abandoned, used = old("keras-strategies-1-ps-0"), old("keras-strategies-2-ps-0")
     others = tmp_path / "keras-strategies-files"
     others.mkdir()
-    os.utime(others, [time.time() - 4000] * 2)
+    os.utime(others, (time.time() - 4000,) * 2)
     young = tmp_path / "keras-strategies-3-ps-0"
     young.mkdir()
     (young / "lock").touch()
