@@ -75,6 +75,32 @@ def test_without_saves_the_loss_of_a_server_restarts_all(forked):
     assert "alone" not in output
 
 
+@SLOW
+def test_a_server_that_is_lost_at_a_barrier_restarts_all(forked):
+    """Another worker may have passed the barrier, so that the call cannot be repeated."""
+    forked.environ["TMPDIR"] = str(forked.directory)
+    script = forked.script(
+        "import glob, os, signal, time\n"
+        "import psutil, strategies\n"
+        "strategy = strategies.from_tf_config(mode='half_async')\n"
+        "is_first = os.environ['KERAS_STRATEGIES_RESTARTS'] == '0'\n"
+        "if strategies.worker_rank(strategy) == 1 and is_first:\n"
+        "    while not glob.glob('keras-strategies-*/latest.json'): time.sleep(0.1)\n"
+        "    time.sleep(5)\n"
+        "    os.kill(next(p.pid for p in psutil.process_iter()\n"
+        "        if 'strategies.serve' in p.cmdline()\n"
+        f"        and p.cwd() == {str(forked.directory)!r}), signal.SIGKILL)\n"
+        "    time.sleep(100)\n"
+        "strategies.barrier(strategy)\n"
+        "print('passed')\n"
+    )
+    code, output = forked.run("--workers", 2, "--ps", 1, "--max-restarts", 2, script)
+    assert code == 0 and output.count("] passed") == 2, output
+    assert "restart 1 of 2: ps 0 alone" in output and "restart 2 of 2\n" in output, output
+    assert "is gone: " in output
+    assert not list(forked.directory.glob("keras-strategies-*"))
+
+
 def test_a_server_that_has_saved_nothing_is_not_restarted_alone(forked, tmp_path):
     from tf_config import Task, TFConfig, local_cluster
 
