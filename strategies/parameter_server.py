@@ -43,10 +43,12 @@ from strategies.ps.modes import MODES, Mode
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
 from strategies.ps.registry import VariableRegistry
+from strategies.ps.restarts import ServerRestarts
 from strategies.ps.watchdog_store import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 from tf_config.launcher.reports import CAN_REJOIN, report
+from tf_config.launcher.settings import server_saves_seconds
 
 _WIRE_DTYPES = {None: tf.float32, "fp16": tf.float16}
 
@@ -168,6 +170,8 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
             _wait_for_workers(config.cluster.training_tasks, memberships, timeout)
         else:
             report(CAN_REJOIN)
+            if server_saves_seconds() is not None:
+                _expect_restarts(servers, memberships, timeout)
         workers: Collectives = LocalCollectives()
         calls = OrderedCalls()
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
@@ -305,6 +309,16 @@ def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membe
     return memberships
 
 
+def _expect_restarts(
+    servers: ServerGroup, memberships: Sequence[Membership], timeout: float
+) -> None:
+    """Makes the connections wait for servers that the launcher restarts in place."""
+    for membership, server in zip(memberships, servers.servers, strict=True):
+        server.expect_restarts(
+            ServerRestarts(server.number, server.address, membership, servers.rank, timeout)
+        )
+
+
 def _wait_until_serving(
     membership: Membership, server: ServerConnection, start: float, timeout: float
 ) -> None:
@@ -354,6 +368,9 @@ def _leave(
     with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
         update_mode.drain()
     for membership, server in zip(memberships, servers.servers, strict=True):
+        # A server that is restarted at this moment has to know, too.
+        with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
+            server.notice_restart()
         close(server.sessions(), server)
         if server.is_there():
             # In a daemon thread with a time limit: TensorFlow waits forever for a server that ends.
@@ -361,7 +378,7 @@ def _leave(
             thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
             thread.start()
             thread.join(min(step_timeout_seconds(), threading.TIMEOUT_MAX))
-        close([membership.session], server)
+        close(membership.sessions, server)
 
 
 def _announce_end(

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "variables": "compat utils collectives reduction",
     "data": "compat utils profiling collectives diagnostics files",
     "core": "compat utils collectives diagnostics reduction variables data",
-    "ps": "compat utils profiling collectives diagnostics reduction variables data core",
+    "ps": "compat utils profiling collectives diagnostics files reduction variables data core",
     "embedding": (
         "compat utils profiling collectives diagnostics files reduction variables data core ps"
     ),

@@ -137,6 +137,11 @@ class Tables:
         is_part = len(self._shards) < self._shards[0].num_shards
         rebalance(self._shards, self.collectives, together=is_part)
 
+    def forget_lost_rows(self) -> None:
+        """Discards what depends on rows that a server has lost, because it was restarted."""
+        self._delta_bases.clear()
+        self._clear_prefetched()
+
     @property
     def _local_shards(self) -> list[TableShard]:
         return [shard for shard in self._shards if shard.is_local_owner]

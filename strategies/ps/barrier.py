@@ -37,6 +37,9 @@ class Barrier:
     value only after it has received the results of this round; and each queue of outputs gets one
     entry. So rounds need no numbers.
 
+    A call fails if the server is lost meanwhile, even if the server is restarted in place: another
+    worker may have got the results, and then it will not take part in this round again.
+
     Args:
       server: the server that holds the barrier.
       name: the barrier's name, the same on all workers.
@@ -128,23 +131,32 @@ class Barrier:
         number = next(self._numbers)
         feeds = {self._feed: value, self._number: np.array(number), **(feeds or {})}
         try:
-            results, present, *_ = self._server.run(fetches, feeds, self._release)
+            results, present, *_ = self._run(fetches, feeds, self._release)
         except ResponseLostError:
             # The connection may have broken before the value was deposited, between that and the
             # results, or after these were taken. Repeating each call below has no effect.
-            self._server.run(self._deposit, feeds, idempotent=True)
-            while self._server.run(self._last_taken, idempotent=True) != number:
+            self._run(self._deposit, feeds, idempotent=True)
+            while self._run(self._last_taken, idempotent=True) != number:
                 with contextlib.suppress(ResponseLostError):
                     self._take_if_there(feeds)
-            results, present = self._server.run(self._again, feeds, idempotent=True)
+            results, present = self._run(self._again, feeds, idempotent=True)
         return results, present
+
+    def _run(
+        self,
+        fetches: Any,
+        feeds: dict[Any, Any] | None = None,
+        poll: Any = None,
+        idempotent: bool = False,
+    ) -> Any:
+        return self._server.run(fetches, feeds, poll, idempotent, survives_restarts=False)
 
     def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
         """Takes the results from the queue if it has any; otherwise waits for a moment."""
-        if self._server.run(self._has_results, idempotent=True):
-            self._server.run(self._take, dict(feeds))
+        if self._run(self._has_results, idempotent=True):
+            self._run(self._take, dict(feeds))
         else:
-            self._server.run(self._release, idempotent=True)
+            self._run(self._release, idempotent=True)
             time.sleep(_POLL_SECONDS)
 
     def _release_if_complete(self) -> list[tf.Tensor]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -24,8 +25,11 @@ from strategies.diagnostics.operations import OperationTracker
 from strategies.diagnostics.watchdog import LOST_SECONDS, step_timeout_seconds
 from strategies.ps.function_key import function_key
 from strategies.ps.lock import INCOMPLETE_CHANGE, Lock
+from strategies.ps.manifest import Registration
+from strategies.ps.restarts import ServerRestarts
 from strategies.utils.devices import HOST
 from tf_config import Address, ClusterSpec, Task
+from tf_config.launcher.reports import EXCHANGED, report
 from tf_config.reachability import connect
 
 _ANSWER_SECONDS = 2.0
@@ -38,6 +42,8 @@ _V1 = tf.compat.v1
 # after the connection had broken. There are no error codes for these.
 _RECEIVED_TWICE = "request was received twice"
 _EXTENDED_TWICE = "but caller expected"
+# The errors of operations on variables without a value.
+_HAS_NO_VALUE = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
 _T = TypeVar("_T")
 
 
@@ -47,6 +53,20 @@ class ServerUnavailableError(RuntimeError):
 
 class ResponseLostError(ServerUnavailableError):
     """Raised when a parameter server received a call, but its response was lost."""
+
+
+class _ServerGoneError(RuntimeError):
+    """Raised when a call finds that a server is gone, or that another process has its address.
+
+    Attributes:
+      reason: why the server is believed to be gone.
+      may_return: whether a server that is restarted may take its place; one that hangs is not.
+    """
+
+    def __init__(self, reason: str, may_return: bool = True):
+        super().__init__(reason)
+        self.reason = reason
+        self.may_return = may_return
 
 
 class _GraphDiffersError(RuntimeError):
@@ -73,11 +93,17 @@ class ServerConnection:
         config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
         self._config = config
         self._session = self._new_session()
+        # Those with a server that was restarted since.
+        self._former_sessions: list[Session] = []
         # Function calls have their own configuration.
         self._options = None if is_optimized else FunctionCallOptions(config_proto=config)
         self._lock = threading.RLock()
         self._built: dict[Any, Any] = {}
         self._connections: list[ServerConnection] = []
+        self._restarts: ServerRestarts | None = None
+        # The number of restarts that the session takes account of.
+        self._restarts_seen = 0
+        self._registration: Registration | None = None
         with self.building():
             # Held during every update of this server's variables.
             self.lock = Lock("changes")
@@ -88,10 +114,32 @@ class ServerConnection:
     def _new_session(self) -> Session:
         return Session(f"grpc://{self.address}", graph=self.graph, config=self._config)
 
+    def expect_restarts(self, restarts: ServerRestarts) -> None:
+        """Makes calls wait for the server if it is lost, because it will be restarted.
+
+        See [Note: a server that is restarted in place] in ps/restarts.py.
+
+        Args:
+          restarts: waits for the server.
+        """
+        self._restarts = restarts
+        with self.building():
+            self._registration = Registration(self.graph)
+
+    @property
+    def restarts(self) -> ServerRestarts | None:
+        """What waits for the server if it is restarted; None if a lost server is an error."""
+        return self._restarts
+
     @property
     def is_lost(self) -> bool:
         """Whether a call found the server gone, or silent for too long."""
         return self._is_lost or any(each.is_lost for each in self._connections)
+
+    def notice_restart(self) -> None:
+        """Notices a restart since the last call, and waits for the server if it is lost now."""
+        if self._restarts is not None and not self.is_lost:
+            self._call(self._nothing, idempotent=True)
 
     def is_there(self) -> bool:
         """Returns whether a process listens on the server's address, and no call found it lost."""
@@ -105,8 +153,11 @@ class ServerConnection:
         more often if the graph is optimized. With a graph per connection, additions to one do not
         slow down the others.
         """
-        self._connections.append(ServerConnection(self.number, self.address, is_optimized=False))
-        return self._connections[-1]
+        connection = ServerConnection(self.number, self.address, is_optimized=False)
+        if self._restarts is not None:
+            connection.expect_restarts(self._restarts)
+        self._connections.append(connection)
+        return connection
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -118,6 +169,8 @@ class ServerConnection:
             _function_call_options(self._options),
         ):
             yield
+            if self._registration is not None:
+                self._registration.search()
 
     def build_once(self, build: Callable[[], _T], state: Iterable[Hashable] = ()) -> _T:
         """Returns the result of `build`, which adds to the graph; later calls return the same.
@@ -143,23 +196,46 @@ class ServerConnection:
         feeds: dict[Any, Any] | None = None,
         poll: Any = None,
         idempotent: bool = False,
+        survives_restarts: bool = True,
     ) -> Any:
         """Runs operations on the server and returns their results as NumPy arrays.
 
-        Logs every ten seconds that it is waiting, as long as the server is reachable.
+        Logs every ten seconds that it is waiting, as long as the server is reachable. If a lost
+        server will be restarted, waits for it and repeats the call.
 
         Args:
           fetches: the operations and tensors to run.
           feeds: arrays for the placeholders.
           poll: an idempotent operation to run every second while this call waits.
           idempotent: whether the call may be repeated if the response is lost.
+          survives_restarts: whether the call may be repeated if the server is restarted. See
+            [Note: a server that is restarted in place] in ps/restarts.py.
 
         Raises:
           ResponseLostError: if the connection broke before the response arrived, but the server is
             still there. See [Note: exactly-once updates] in ps/sequence_number.py.
           ServerUnavailableError: if the server is gone, or its values are damaged.
         """
+        if not survives_restarts:
+            # Otherwise, a loss since the last call would be taken for one during this call.
+            self.notice_restart()
+        return self._call(fetches, feeds, poll, idempotent, survives_restarts)
+
+    def _call(
+        self,
+        fetches: Any,
+        feeds: dict[Any, Any] | None = None,
+        poll: Any = None,
+        idempotent: bool = False,
+        survives_restarts: bool = True,
+        is_registration: bool = False,
+    ) -> Any:
+        """Runs operations; see `run`."""
         while True:
+            restarts = self._renew_session()
+            if not is_registration and not self._is_registered(restarts):
+                self._register()
+                continue
             session = self._session
             try:
                 return self._run(fetches, feeds, poll)
@@ -173,6 +249,39 @@ class ServerConnection:
             except ResponseLostError:
                 if not idempotent:
                     raise
+            except _ServerGoneError as gone:
+                awaited = self._restarts if gone.may_return and survives_restarts else None
+                if awaited is None or not awaited.wait(restarts, gone.reason):
+                    raise self._mark_lost(gone.reason) from None
+
+    def _renew_session(self) -> int:
+        """Opens a new session if the server was restarted; returns the number of restarts."""
+        if self._restarts is None:
+            return 0
+        # If another thread waits for the server, this one waits as well.
+        with self._restarts.lock:
+            count = self._restarts.count
+        if self._restarts_seen < count:
+            with self._lock:
+                if self._restarts_seen < count:
+                    self._former_sessions.append(self._session)
+                    self._session, self._restarts_seen = self._new_session(), count
+        return count
+
+    def _is_registered(self, restarts: int) -> bool:
+        return self._registration is None or self._registration.is_complete(restarts)
+
+    def _register(self) -> None:
+        """Tells the server of the variables and tables in the graph that it does not know yet."""
+        restarts, registration = self._restarts, self._registration
+        if restarts is None or registration is None:
+            return
+
+        def insert(feeds: dict[tf.Tensor, np.ndarray]) -> None:
+            self._call(registration.insert, feeds, idempotent=True, is_registration=True)
+
+        with restarts.lock:
+            registration.send(insert, restarts.count)
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None, poll: Any) -> Any:
         """Makes a call once, and waits for its response as long as the server is there."""
@@ -191,7 +300,7 @@ class ServerConnection:
                 )  # fmt: skip
             answered = self._last_answer(start, answered)
             if poll is not None:
-                self.run(poll, idempotent=True)
+                self._call(poll, idempotent=True, survives_restarts=False)
         # The order matters: a call that was received twice is also aborted, although the server is
         # there.
         if isinstance(error, tf.errors.AbortedError):
@@ -211,7 +320,15 @@ class ServerConnection:
             ) from None
         # Aborted for another reason: a server that was restarted does not know the session.
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
-            raise self._mark_lost(error.message.splitlines()[0]) from None
+            raise _ServerGoneError(error.message.splitlines()[0]) from None
+        if isinstance(error, _HAS_NO_VALUE) and self._restarts_seen:
+            # So that all tasks are restarted, and not this worker alone, which would not help.
+            report(EXCHANGED)
+            raise ServerUnavailableError(
+                "A parameter server that was restarted must have a value of each variable. "
+                f"Received: ps {self.number} ({self.address}), which was lost before it had saved "
+                "all of them. Restart the job, including its servers, from its last checkpoint."
+            ) from error
         if error is not None:
             raise error
         return result
@@ -220,16 +337,17 @@ class ServerConnection:
         """Returns when the server's host last answered: now, or `answered` if it does not.
 
         Raises:
-          ServerUnavailableError: if the server is gone, or has been silent for too long.
+          _ServerGoneError: if the server is gone, or has been silent for too long.
         """
         state, now = address_state(self.address), time.monotonic()
         if state == "closed":
-            raise self._mark_lost("no process listens on its address")
+            raise _ServerGoneError("no process listens on its address")
         if state == "unreachable" and now - answered >= LOST_SECONDS:
-            raise self._mark_lost(f"its host has not answered for {now - answered:.0f} s")
+            raise _ServerGoneError(f"its host has not answered for {now - answered:.0f} s")
         if now - start >= self._step_timeout and not self._is_awake():
-            raise self._mark_lost(
-                f"no answer in {now - start:.0f} s, where --step-timeout is {self._step_timeout:g}"
+            raise _ServerGoneError(
+                f"no answer in {now - start:.0f} s, where --step-timeout is {self._step_timeout:g}",
+                may_return=False,
             )
         return answered if state == "unreachable" else now
 
@@ -257,6 +375,8 @@ class ServerConnection:
     def _mark_lost(self, reason: str) -> ServerUnavailableError:
         """Marks the server as lost, and returns the error to raise."""
         self._is_lost = True
+        if self._restarts is not None:
+            self._restarts.give_up()
         return ServerUnavailableError(
             f"Parameter servers must run until all workers are done. Received: ps {self.number} "
             f"({self.address}) is gone: {reason}. See its output for the cause."
@@ -264,7 +384,8 @@ class ServerConnection:
 
     def sessions(self) -> list[Session]:
         """Returns the sessions of this connection and of the connections that it opened."""
-        return [self._session, *(other for each in self._connections for other in each.sessions())]
+        others = [other for each in self._connections for other in each.sessions()]
+        return [self._session, *self._former_sessions, *others]
 
     def locked(
         self,
@@ -308,7 +429,7 @@ def close(sessions: Sequence[Session], server: ServerConnection) -> None:
     """
     # Otherwise TensorFlow would close them when Python exits, and wait for a server that is gone.
     # For the callers, see [Note: the end of the interpreter] in utils/background_thread.py.
-    threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
+    threads = [threading.Thread(target=_close, args=(each,), daemon=True) for each in sessions]
     for thread in threads:
         thread.start()
     threads += [caller for session in sessions for caller in session.callers()]
@@ -319,6 +440,12 @@ def close(sessions: Sequence[Session], server: ServerConnection) -> None:
             thread.join(_CHECK_EVERY_SECONDS)
             is_there = time.monotonic() < until and server.is_there()
         thread.join(_LOST_ANSWER_SECONDS)
+
+
+def _close(session: Session) -> None:
+    # A server that was restarted does not know the session.
+    with contextlib.suppress(tf.errors.OpError):
+        session.close()
 
 
 class ServerGroup:
@@ -332,6 +459,7 @@ class ServerGroup:
     Attributes:
       present: for each worker, whether it took part in the last collective operation.
       operations: tracks the operation in which this worker waits for other workers.
+      acknowledged: for each server, how many steps of this worker it has acknowledged.
     """
 
     def __init__(self, servers: Sequence[ServerConnection], rank: int, size: int):
@@ -340,6 +468,7 @@ class ServerGroup:
         self.size = size
         self.present = [True] * size
         self.operations = OperationTracker()
+        self.acknowledged = {server.number: 0 for server in self.servers}
 
     def is_leader_of(self, server: int) -> bool:
         """Returns whether this worker acts for a server on behalf of all workers."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from strategies.collectives import Collectives, LocalCollectives
 from strategies.collectives.ordered_calls import OrderedCalls
@@ -25,7 +26,7 @@ from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.sharding import equal_steps, shard_dataset
 from strategies.profiling.spans import EXCHANGE, SpanStream
-from strategies.ps.connection import ServerGroup
+from strategies.ps.connection import ServerConnection, ServerGroup
 from strategies.ps.embedding_rows import RemoteRowVariable, RowUpdate
 from strategies.ps.input import ServerDataset
 from strategies.ps.modes.base import Mode, NewValues
@@ -123,6 +124,29 @@ class ParameterServerExtended(ReplicatedExtended):
         self.pushes: RemoteVariable = registry.add(
             "steps by worker", (servers.size,), tf.int64,
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
+        )  # fmt: skip
+        self._expect_restarts()
+
+    def _expect_restarts(self) -> None:
+        """Makes this worker report what is lost when a server is restarted in place."""
+        for server in self.servers.servers:
+            if server.restarts is not None:
+                # A former process of this worker may have made steps.
+                self.servers.acknowledged[server.number] = self._steps_on(server)
+                server.restarts.add_listener(self, functools.partial(_report_loss, server=server))
+
+    def _steps_on(self, server: ServerConnection) -> int:
+        """Returns how many steps of this worker are in a server's state."""
+        return int(self.registry.read_counter(self.pushes, server)[self.servers.rank])
+
+    def report_loss(self, server: ServerConnection) -> None:
+        """Logs how many of this worker's steps a server has lost that was restarted."""
+        made, acknowledged = self._steps_on(server), self.servers.acknowledged[server.number]
+        # There may be one more than was acknowledged, whose response was lost with the server.
+        self.servers.acknowledged[server.number] = min(made, acknowledged)
+        logging.warning(
+            "ps %d has lost %d steps of this worker that were made since it had saved its state.",
+            server.number, max(acknowledged - made, 0),
         )  # fmt: skip
 
     @property
@@ -570,3 +594,8 @@ class ParameterServerExtended(ReplicatedExtended):
             shared = equal_steps(dataset, LocalCollectives(), len(self._devices))
             part = ReplicaDataset(shared, self._container_strategy(), options)
         return ServerDataset(part, self._container_strategy())
+
+
+def _report_loss(extended: ParameterServerExtended, age: float, server: ServerConnection) -> None:
+    del age
+    extended.report_loss(server)

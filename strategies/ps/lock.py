@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+# The end of the name of the variable that exists while a change is being made.
+CHANGE = "/change"
 INCOMPLETE_CHANGE = "A change under this lock was begun and not completed"
 
 
@@ -27,7 +29,9 @@ class Lock:
     def __init__(self, name: str):
         self._mutex = tf.raw_ops.MutexV2(shared_name=name)
         # This variable exists while a change is being made.
-        self._change = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=f"{name}/change")
+        self._change = tf.raw_ops.VarHandleOp(
+            dtype=tf.bool, shape=[], shared_name=f"{name}{CHANGE}"
+        )
 
     def call(
         self, body: Callable[[], Sequence[tf.Tensor]], changes: bool

@@ -208,6 +208,12 @@ class VariableRegistry:
         """
         return self._read([variable], is_locked=False)[0]
 
+    def read_counter(self, variable: RemoteVariable, server: ServerConnection) -> np.ndarray:
+        """Returns a server's own copy of a counter."""
+        connection, (number,) = variable.io[server.number], variable.slices_on(server.number)
+        value = connection.build_once(lambda: _part(variable, number, connection).read_value())
+        return np.asarray(connection.run(value, idempotent=True))
+
     def _read(self, variables: list[RemoteVariable], is_locked: bool) -> list[np.ndarray]:
 
         def read_from(server: ServerConnection) -> dict[tuple[int, int], np.ndarray]:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
+from strategies.variables.restart_marks import mark_advance
 
 NEVER = -1  # the position of a copy that lacks all changes
 _MIN_ROWS = 1024
@@ -21,6 +22,10 @@ _ROW_WRITES = {
     "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterMul",
     "ResourceScatterDiv", "ResourceScatterMax", "ResourceScatterMin",
 }  # fmt: skip
+# Added to the position by a restarted server. Workers know positions that are newer than the
+# restored one, and their copies have changes that the server has lost. With this number, every copy
+# lacks more entries than any buffer holds, and is pulled as a whole.
+_AT_RESTART = 2**40
 
 
 def has_row_log(shape: Sequence[int]) -> bool:
@@ -54,6 +59,7 @@ class RowLog:
         self._position = ResourceVariable(
             lambda: tf.zeros([], tf.int64), name=f"{name}/row_log_position", trainable=False
         )
+        mark_advance(self._position, _AT_RESTART)
 
     def clear(self) -> list[tf.Operation]:
         """Returns operations that empty the log; they must run before the slice is used."""

@@ -266,11 +266,15 @@ class StepProgram:
         """Applies the updates on a server."""
         program = self._server_programs[server.number]
         server.run(program.push, self.feeds(push, server.number), idempotent=True)
+        self._servers.acknowledged[server.number] += push.steps
 
     def push_and_pull(self, push: Push, server: ServerConnection) -> list[np.ndarray]:
         """Applies the updates on a server and returns the new values; see `dtypes`."""
         program = self._server_programs[server.number]
-        return server.run(program.push_and_pull, self.feeds(push, server.number), idempotent=True)
+        feeds = self.feeds(push, server.number)
+        values: list[np.ndarray] = server.run(program.push_and_pull, feeds, idempotent=True)
+        self._servers.acknowledged[server.number] += push.steps
+        return values
 
     def pull(self, push: Push, server: ServerConnection) -> list[np.ndarray]:
         """Returns the current values on a server, without applying the updates of a push."""

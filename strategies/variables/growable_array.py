@@ -14,6 +14,7 @@ import tensorflow as tf
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.assertions import assert_in_step
 from strategies.utils.devices import HOST
+from strategies.variables.restart_marks import mark_rows_in_use
 
 # The shapes of new tensors are int32.
 _MAX_ROWS = 2**31 - 1
@@ -99,6 +100,7 @@ class GrowableArray:
                 tf.zeros([0, *shape], self.dtype), trainable=False, shape=[None, *shape]
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
+            mark_rows_in_use(self._array, self._length)
         # A function keeps graphs small: its body is long, and it is called in many places.
         self._resize_in_graph = tf.function(self._resize, autograph=False)
 

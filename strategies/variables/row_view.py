@@ -16,6 +16,11 @@ that of another id. So a lookup in training returns references: the row's number
 above it, how often a row in this place has been freed. A gradient whose reference is not that of
 the present row is dropped before rows are put in view. In tables whose rows are only removed
 between steps, a reference is the row's number.
+
+The rows of a server that is restarted are those of an earlier moment: a place may soon be that of
+another id than before. So tables on servers that may be restarted have such references as well, and
+a restarted server adds a number to the counts of all places, those of later rows included, so that
+no reference from before is valid.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.assertions import assert_in_step
 from strategies.utils.devices import HOST
 from strategies.variables.growable_array import GrowableArray
+from strategies.variables.restart_marks import mark_advance
 
 # Maximum number of unapplied gradients that are recognized as stale.
 _MAX_DROPPED = 1024
@@ -36,6 +42,10 @@ _MAX_DROPPED = 1024
 # for the number of the server.
 _ROW_BITS = 31
 _COUNT_BITS = 20
+# Added to the counts by a restarted server. A row is freed far less often between the moment that
+# is restored and the restart. The multiples of this number, modulo 2**20, are far from one another,
+# so that this also holds for references from before several restarts.
+_AT_RESTART = 400_557
 
 
 class RowView:
@@ -43,7 +53,8 @@ class RowView:
 
     Args:
       expected: expected total number of rows; None if unknown.
-      frees_rows: whether rows are freed during training; see [Note: references to rows].
+      counts_frees: whether rows are freed during training, or the server of the rows may be
+        restarted; see [Note: references to rows].
 
     Attributes:
       expected: expected total number of rows; None if unknown.
@@ -52,10 +63,10 @@ class RowView:
       version: object that changes whenever rows are put in view.
     """
 
-    def __init__(self, expected: int | None = None, frees_rows: bool = False):
+    def __init__(self, expected: int | None = None, counts_frees: bool = False):
         self.expected = expected
         # How often the row in each place has been freed.
-        self._times_freed = GrowableArray((), tf.int32, 0, expected) if frees_rows else None
+        self._times_freed = GrowableArray((), tf.int32, 0, expected) if counts_frees else None
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
             self.length, self.step = (
@@ -68,6 +79,10 @@ class RowView:
             self._dropped = ResourceVariable(
                 tf.zeros([0, 2], tf.int64), trainable=False, shape=[None, 2]
             )
+            if counts_frees:
+                # What is added to the counts of all places in references.
+                self._first_count = ResourceVariable(tf.constant(0, tf.int32), trainable=False)
+                mark_advance(self._first_count, _AT_RESTART)
         # The gradient that was checked last, its graph and view, and the operations of the check.
         self._checked: tuple[Any, Any, list[tf.Operation]] = (lambda: None, None, [])
         self.version = object()
@@ -94,9 +109,13 @@ class RowView:
             return rows
         present = tf.where(rows >= 0)[:, 0]
         numbers = tf.gather(rows, present)
-        times = tf.cast(self._times_freed.gather(numbers), tf.int64)
-        references = numbers + tf.bitwise.left_shift(times, _ROW_BITS)
+        references = numbers + tf.bitwise.left_shift(self._counts(numbers), _ROW_BITS)
         return tf.tensor_scatter_nd_update(rows, present[:, tf.newaxis], references)
+
+    def _counts(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the counts in references to rows, int64."""
+        counts = self._times_freed.gather(rows) + self._first_count.read_value()  # type: ignore[union-attr]
+        return tf.cast(counts % 2**_COUNT_BITS, tf.int64)
 
     def drop_freed(
         self, references: tf.Tensor, *values: tf.Tensor
@@ -104,11 +123,12 @@ class RowView:
         """Returns the references whose rows have not been freed since, and their values."""
         if self._times_freed is None:
             return references, list(values)
-        times = self._times_freed.gather(self.rows_of(references))
-        is_current = tf.equal(
-            tf.cast(times, tf.int64), tf.bitwise.right_shift(references, _ROW_BITS)
-        )
-        kept = tf.where(is_current)[:, 0]
+        rows = self.rows_of(references)
+        # A restarted server has fewer rows than it had before.
+        existing = tf.where(rows < self.length.read_value())[:, 0]
+        counts = tf.bitwise.right_shift(tf.gather(references, existing), _ROW_BITS)
+        is_current = tf.equal(counts, self._counts(tf.gather(rows, existing)))
+        kept = tf.boolean_mask(existing, is_current)
         return tf.gather(references, kept), [tf.gather(each, kept) for each in values]
 
     def rows_of(self, references: tf.Tensor) -> tf.Tensor:

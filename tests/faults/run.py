@@ -32,13 +32,15 @@ from typing import NamedTuple
 from tests.support import network_faults
 from tests.support.fork_server import ForkServer
 from tests.support.job import Job
+from tests.support.restarted_servers import RestartedServers, faults_in
 from tests.support.two_hosts import TwoHosts, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
-_KINDS = ("inputs", "files", "memory", "kills", "network")
+_KINDS = ("inputs", "files", "memory", "servers", "kills", "network")
 _KILLS = 30  # of each strategy and mode
+_KILLS_OF_A_JOB = 6  # of those whose servers are restarted in place
 _SHORT_WAY = "TensorFlow's collectives"
 _GONE_SECONDS = 10.0
 _AT_ONCE = 3
@@ -286,6 +288,10 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
     flush = chance.choice([0.0, 0.05])
     arguments = [*way.arguments, "--max-restarts", 2, "--verbose", *_program(way)]
     arguments += ["--flush", flush]
+    if not way.is_in_step:
+        # A lost server ends the job, which continues from a checkpoint. See `restart_servers` for
+        # the other way.
+        arguments = ["--server-saves", 0, *arguments]
     row.tried += 1
     what = f"{victim} at step {step} + {delay:.3f} s, flushes of {flush} s"
     try:
@@ -319,6 +325,42 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
         job.close()
         shutil.rmtree(directory, ignore_errors=True)
     return row
+
+
+def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
+    """Kills one of two servers at random moments; it is restarted, and the workers continue."""
+    row = Row(f"SIGKILL of a server, restarted in place, {mode}", tried=kills)
+    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
+    job = Job(directory)
+    job.python = python
+    try:
+        training = RestartedServers(job, mode, servers=2, restarts=kills)
+        training.wait_until_saved()
+        row.seconds += [training.kill(chance) for _ in range(kills)]
+        code, output = training.finish()
+        fault = faults_in(output, servers=2, kills=kills)
+        row.left += _left(job)
+        if code == 0 and training.starts() == [1, 1]:
+            row.survived += kills
+        row.lost += bool(code == 0 and fault)
+        if row.survived < kills or fault:
+            row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return row
+
+
+def all_restarts(
+    pool: Executor, short: bool, seed: int, python: str
+) -> Iterator[list[Future[Row]]]:
+    """Has servers restarted in place in each mode whose workers are not in step."""
+    jobs, kills = (1, 2) if short else (_KILLS // _KILLS_OF_A_JOB, _KILLS_OF_A_JOB)
+    for mode in ["half_async"] if short else ["async", "half_async", "geo"]:
+        yield [
+            pool.submit(restart_servers, mode, kills, f"{seed} {mode} {number}", python)
+            for number in range(jobs)
+        ]
 
 
 def _kill(pid: int) -> None:
@@ -450,6 +492,8 @@ def _submit(
         yield [pool.submit(harm_files, 30 if short else 300, seed)]
     if "memory" in kinds:
         yield [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
+    if "servers" in kinds:
+        yield from all_restarts(pool, short, seed, python)
     if "kills" in kinds:
         yield from all_kills(pool, short, seed, python)
 

@@ -277,6 +277,11 @@ def seconds(text: str) -> float:
     return value
 
 
+def pause(text: str) -> float:
+    """Returns a number of seconds, 0 or more."""
+    return 0.0 if text == "0" else seconds(text)
+
+
 def say(text: str) -> None:
     """Prints a note to standard error, separate from the output."""
     print(f"tf-config: {text}", file=sys.stderr, flush=True)

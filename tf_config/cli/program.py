@@ -109,7 +109,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="environment variable for the program; without VALUE, with its value here",
+        help="variable of the tasks; without VALUE, as it is here",
     )
     program = parser.add_argument(
         "program", action=_ProgramAction, help="a Python script, or a program on the PATH"
@@ -194,6 +194,10 @@ def request(arguments: argparse.Namespace) -> LaunchOptions:
         # With a minimum, the launcher has to know of checkpoints, to restart with more after one.
         has_metrics=any(
             getattr(arguments, name, None) is not None for name in ("metrics_port", "min_workers")
+        ),
+        server_saves=getattr(arguments, "server_saves", None),
+        restarts_servers=bool(
+            getattr(arguments, "ps", 0) and getattr(arguments, "max_restarts", 0)
         ),
     )
 

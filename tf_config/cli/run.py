@@ -18,6 +18,7 @@ from tf_config.cli.arguments import (
     count,
     hosts,
     offer_paths,
+    pause,
     positive,
     ps_hosts,
     roles,
@@ -71,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="restart after a failure, N times at most (0)",
     )
     parser.add_argument(
+        "--server-saves",
+        type=pause,
+        metavar="SECONDS",
+        help="how often servers save, for restarts (30; 0: never)",
+    )
+    parser.add_argument(
         "--min-workers",
         type=positive,
         metavar="N",
@@ -98,6 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
             "--min-workers requires --max-restarts, because workers are left out only at a "
             f"restart. Received: --min-workers {arguments.min_workers} only. Add, for example, "
             "--max-restarts 3."
+        )
+    if arguments.server_saves is not None and not (arguments.max_restarts and job.roles.ps):
+        raise ClusterConfigError(
+            "--server-saves requires --ps and --max-restarts, because the state of a parameter "
+            "server is restored only at a restart. Received: --server-saves "
+            f"{arguments.server_saves:g} without one of them. Add, for example, --max-restarts 3."
         )
     warn_of_options_after_program(arguments)
     for warning in ENVIRONMENTS["paddle"].warnings(os.environ):

@@ -13,7 +13,9 @@ from tf_config.secret import secret_of
 # Reported by a strategy when it is created and when its scope is entered.
 CREATED, ENTERED = "made", "used"
 # Reported by a strategy whose workers do not wait for each other, and by its first exchange of
-# values among all workers: until then, a worker that is started again can join the others.
+# values among all workers: until then, a worker that is started again can join the others. A
+# parameter server reports the first as well, as soon as it has saved its state, and a worker the
+# second if a restarted server lacks a variable.
 CAN_REJOIN, EXCHANGED = "can-rejoin", "exchanged"
 # The prefix of the entries that are reports.
 REPORTS = "tf-config"

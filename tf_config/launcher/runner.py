@@ -24,7 +24,7 @@ from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
 from tf_config.launcher.metrics import MetricsPage, TaskMetrics, checkpoint_time
 from tf_config.launcher.orphan_reaper import OrphanReaper
-from tf_config.launcher.settings import RESTARTS_VARIABLE
+from tf_config.launcher.settings import REJOINS_VARIABLE, RESTARTS_VARIABLE
 from tf_config.launcher.sidecar import describe_unsynchronized
 from tf_config.launcher.signals import handle_signals
 from tf_config.launcher.ssh import HEARTBEAT_SECONDS
@@ -59,12 +59,12 @@ def run(
 
     When all other tasks are done, the parameter servers are ended. When a task fails, the others
     get SIGTERM, and SIGKILL 5 seconds later; then all tasks are restarted, if restarts are left. A
-    worker that has reported that it can join the others again is restarted alone, while they
-    continue; if it fails again and `min_workers` others remain, they continue without it. If lost
-    hosts return, all tasks are restarted with them after the next checkpoint; this is not one of
-    the restarts after a failure. SIGINT, SIGTERM and SIGHUP are passed on and end the job; the exit
-    code is then 128 + the signal's number, as in a shell. No process of a task's process group is
-    left running, even if this process itself is killed.
+    worker or server that has reported that it can join the others again is restarted alone, while
+    they continue; if a worker fails again and `min_workers` others remain, they continue without
+    it. If lost hosts return, all tasks are restarted with them after the next checkpoint; this is
+    not one of the restarts after a failure. SIGINT, SIGTERM and SIGHUP are passed on and end the
+    job; the exit code is then 128 + the signal's number, as in a shell. No process of a task's
+    process group is left running, even if this process itself is killed.
 
     Args:
       plan: takes the number of restarts so far; returns the commands, one per task, the first
@@ -322,7 +322,11 @@ class JobRunner:
             f"{self._max_restarts}: {process.task} alone, the other tasks continue",
             0,
         )
-        environ = {**process.command.environ, RESTARTS_VARIABLE: str(self.restarts)}
+        environ = {
+            **process.command.environ,
+            RESTARTS_VARIABLE: str(self.restarts),
+            REJOINS_VARIABLE: "1",
+        }
         command = replace(process.command, environ=environ)
         self._processes[self._processes.index(process)] = self._start(command, reaper)
 

@@ -5,6 +5,7 @@ An argument takes precedence over the environment, and the environment over the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,12 @@ START_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_START_TIMEOUT"
 START_TIMEOUT_SECONDS = 300.0
 STEP_TIMEOUT_VARIABLE = "KERAS_STRATEGIES_STEP_TIMEOUT"
 RESTARTS_VARIABLE = "KERAS_STRATEGIES_RESTARTS"
+# "1": this task was restarted alone, while the others continued.
+REJOINS_VARIABLE = "KERAS_STRATEGIES_REJOINS"
+# The seconds between two saves of a parameter server's state, with which the launcher restarts a
+# lost server alone; 0 or nothing: the servers save nothing, and the loss of one ends the job.
+SERVER_SAVES_VARIABLE = "KERAS_STRATEGIES_SERVER_SAVES"
+SERVER_SAVES_SECONDS = 30.0
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 OWN_GPUS_VARIABLE = "KERAS_STRATEGIES_OWN_GPUS"  # "1": no other task of the host sees its GPUs
 # Read by TensorFlow and OpenMP, which otherwise use all cores in every process.
@@ -49,6 +56,7 @@ _SET_PER_TASK = (
     SIDECAR_VARIABLE,
     PROGRESS_VARIABLE,
     METRICS_VARIABLE,
+    REJOINS_VARIABLE,
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     *("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME"),
     *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
@@ -77,6 +85,9 @@ class LaunchOptions:
       variables: further environment variables for all tasks.
       is_verbose: whether to show TensorFlow's notes.
       has_metrics: whether the tasks report their numbers, for a page of metrics.
+      server_saves: the number of seconds between two saves of a parameter server's state; 0 for no
+        saves.
+      restarts_servers: whether a lost parameter server may be restarted alone.
     """
 
     start_timeout: float | None = None
@@ -87,6 +98,8 @@ class LaunchOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     is_verbose: bool = False
     has_metrics: bool = False
+    server_saves: float | None = None
+    restarts_servers: bool = False
 
     def __post_init__(self) -> None:
         for name in self.variables:
@@ -150,6 +163,7 @@ def resolve_settings(
         **({} if request.interface is None else _interface(request.interface)),
         RESTARTS_VARIABLE: _text(restart),
         METRICS_VARIABLE: "1" if request.has_metrics else None,
+        SERVER_SAVES_VARIABLE: _seconds(request.server_saves),
         **request.variables,
         # Chosen among the GPUs that --env CUDA_VISIBLE_DEVICES or the environment names.
         **(
@@ -162,6 +176,9 @@ def resolve_settings(
         START_TIMEOUT_VARIABLE: f"{START_TIMEOUT_SECONDS:g}",
         **dict.fromkeys(THREAD_VARIABLES, str(place.cores)),
         RESTARTS_VARIABLE: "0",
+        **(
+            {SERVER_SAVES_VARIABLE: f"{SERVER_SAVES_SECONDS:g}"} if request.restarts_servers else {}
+        ),
         "TF_CPP_MIN_LOG_LEVEL": "0" if request.is_verbose else "1",
         "PYTHONUNBUFFERED": "1",
         # If a library crashes, Python prints which line of the script was running.
@@ -178,6 +195,28 @@ def resolve_settings(
         elif variable in defaults:
             settings.append(Setting(variable, defaults[variable], "default"))
     return settings
+
+
+def server_saves_seconds(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Returns the seconds between two saves of a parameter server's state; None if none is saved.
+
+    >>> server_saves_seconds({}), server_saves_seconds({"KERAS_STRATEGIES_SERVER_SAVES": "5"})
+    (None, 5.0)
+
+    Raises:
+      ClusterConfigError: if the variable is not a number of seconds.
+    """
+    text = environ.get(SERVER_SAVES_VARIABLE, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ClusterConfigError(
+            f"{SERVER_SAVES_VARIABLE} must be a number of seconds, or 0 for no saves. Received: "
+            f"{quoted(text)}. Correct it."
+        )
+    return seconds or None
 
 
 def _interface(name: str) -> dict[str, str | None]:

@@ -19,7 +19,11 @@ from tf_config.horovod import environment as horovod
 from tf_config.launcher.horovod_proxy import HERE, HorovodProxy
 from tf_config.launcher.process_probe import ProcessProbe
 from tf_config.launcher.reports import CAN_REJOIN, CREATED, ENTERED, EXCHANGED
-from tf_config.launcher.settings import RENDEZVOUS_VARIABLE, SIDECAR_VARIABLE
+from tf_config.launcher.settings import (
+    RENDEZVOUS_VARIABLE,
+    SIDECAR_VARIABLE,
+    server_saves_seconds,
+)
 from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous.http_store import StoreServer
 from tf_config.secret import secret_of
@@ -54,6 +58,7 @@ class Sidecar:
     def __init__(self, config: TFConfig, environ: Mapping[str, str], note: Callable[[str], None]):
         self.task = config.task
         self._config = config
+        self._trains = config.task in config.cluster.training_tasks
         self._is_in_mpi = any(name in environ for name in horovod.MPI_VARIABLES)
         self._reports: set[str] = set()
         self._probe: ProcessProbe | None = None
@@ -68,23 +73,27 @@ class Sidecar:
         port = self._proxy.server_address[1]
         self.environ = {
             SIDECAR_VARIABLE: f"{HERE}:{port}",
-            **_horovod_environment(config, port, environ),
+            **(_horovod_environment(config, port, environ) if self._trains else {}),
         }
 
     @classmethod
     def beside(cls, environ: Mapping[str, str], note: Callable[[str], None]) -> Sidecar | None:
         """Creates the sidecar of a process with this environment; None if it needs none.
 
-        Parameter servers, evaluators and single tasks do not join other tasks.
+        Evaluators and single tasks do not join other tasks. Parameter servers do not either, but
+        those that save their state report that they can be restarted.
         """
         config = TFConfig.from_env(environ) if RENDEZVOUS_VARIABLE in environ else None
         if config is None or len(config.cluster.addresses) < 2:
             return None
-        return cls(config, environ, note) if config.task in config.cluster.training_tasks else None
+        is_saved = config.task.type == "ps" and server_saves_seconds(environ) is not None
+        is_needed = is_saved or config.task in config.cluster.training_tasks
+        return cls(config, environ, note) if is_needed else None
 
     def start(self, pid: int) -> None:
         """Starts serving and watching a process."""
-        self._probe = ProcessProbe(pid, self._config.cluster.addresses[self.task])
+        if self._trains:
+            self._probe = ProcessProbe(pid, self._config.cluster.addresses[self.task])
         for server in (self._store, self._proxy):
             if server is not None:
                 server.start()

@@ -82,7 +82,11 @@ class ServerBackend:
                 shard.share_optimizers(group, variable)
         routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
         placements = dict.fromkeys(specs.groups, placement_on_servers(len(shards)))
-        return Tables(specs, extended.workers, shards, placements, variables, routers, {})
+        tables = Tables(specs, extended.workers, shards, placements, variables, routers, {})
+        for server in extended.servers.servers:
+            if server.restarts is not None:
+                server.restarts.add_listener(tables, lambda tables, _: tables.forget_lost_rows())
+        return tables
 
 
 def _slot_maker(shards: Sequence[RemoteTableShard], group: Group) -> Callable[..., Any]:

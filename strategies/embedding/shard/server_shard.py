@@ -56,11 +56,12 @@ class RemoteTableShard(TableShard):
         self._slots: dict[tuple[Group, str], GrowableArray] = {}
         with self._create_variables("tables"):
             num_shards = len(extended.servers)
-            self._variables = _variables(specs, num_shards)
+            is_restarted = server.restarts is not None
+            self._variables = _variables(specs, num_shards, is_restarted)
             super().__init__(server.number, num_shards, specs, self._variables)
         # The same variables again, for updates together with the rest of the model.
         with self._reuse_variables("tables"):
-            self.variables = _variables(specs, num_shards)
+            self.variables = _variables(specs, num_shards, is_restarted)
 
     @property
     def is_local_owner(self) -> bool:
@@ -122,6 +123,8 @@ class RemoteTableShard(TableShard):
             done, results = self._server.locked(body)
             return feeds, done, results, structure
 
+        # If the server is restarted, the call is repeated, because what it did is lost unless the
+        # server's last save has it. Functions that set rows may be called twice.
         feeds, done, results, structure = self._server.build_once(build, state)
         values, _ = self._server.run(
             [results, done], dict(zip(feeds, arrays, strict=True)), idempotent=idempotent
@@ -220,14 +223,26 @@ class RemoteTableShard(TableShard):
                 "Received: a callback that runs on the first worker only. Call it on every worker."
             )
         self.drain()
+        for server in self._extended.servers.servers:
+            # What depends on the rows of a server, such as the bases of deltas, may be outdated.
+            server.notice_restart()
         self._extended.workers.all_gather(tf.constant([0]))
 
 
-def _variables(specs: TableSpecs, num_shards: int) -> dict[Group, RowVariable]:
-    """Returns the variables for the values of a shard's rows, by group."""
+def _variables(specs: TableSpecs, num_shards: int, is_restarted: bool) -> dict[Group, RowVariable]:
+    """Returns the variables for the values of a shard's rows, by group.
+
+    Args:
+      specs: specification of the tables.
+      num_shards: number of shards.
+      is_restarted: whether the server is restarted in place if it is lost.
+    """
     return {
         group: RowVariable(
-            RowView(specs.expected_rows(group, num_shards), specs.evicts_in_steps(group)),
+            RowView(
+                specs.expected_rows(group, num_shards),
+                counts_frees=is_restarted or specs.evicts_in_steps(group),
+            ),
             np.zeros(group.width, np.float32),
             True,
             _NAME,

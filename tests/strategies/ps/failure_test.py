@@ -220,7 +220,7 @@ def test_training_goes_on_from_the_last_checkpoint(forked):
     """The launcher starts all again; the epochs that were trained are not trained again."""
     epochs = 12
     process = forked.start(
-        "--workers", 2, "--ps", 1, "--max-restarts", 1,
+        "--workers", 2, "--ps", 1, "--max-restarts", 1, "--server-saves", 0,
         SCRIPT, "async", forked.directory, epochs, "checkpoint",
     )  # fmt: skip
     path = forked.directory / "worker-0"

@@ -122,6 +122,8 @@ def test_check_reads_a_file(tmp_path, capsys):
         (["run", "--workers", "0", "x.py"], "at least one task that trains"),
         (["run", "--min-workers", "1", "x.py"], "--min-workers requires --max-restarts"),
         (["run", "--min-workers", "0", "x.py"], "number must be 1 or more, received '0'"),
+        (["run", "--server-saves", "5", "x.py"], "--server-saves requires --ps and --max-restarts"),
+        (["run", "--server-saves", "-1", "x.py"], "time in seconds must be above 0, received '-1'"),
         (["run", "--step-timeout", "0", "x.py"], "time in seconds must be above 0, received '0'"),
         (["run", "--start-timeout", "0", "x.py"], "time in seconds must be above 0, received '0'"),
         (["run", "--start-timeout", "nan", "x.py"], "the time in seconds must be above 0"),

@@ -392,6 +392,42 @@ def test_a_worker_that_can_rejoin_is_restarted_alone(job, how):
     job.assert_nothing_left()
 
 
+SERVES = (
+    "import os, pathlib, signal, time\n"
+    "from tf_config.launcher.reports import is_reported, report\n"
+    "rejoins = os.environ.get('KERAS_STRATEGIES_REJOINS')\n"
+    "print('serves', rejoins, os.environ.get('KERAS_STRATEGIES_SERVER_SAVES'), is_reported())\n"
+    "report('can-rejoin')\n"
+    "if os.environ['KERAS_STRATEGIES_RESTARTS'] == '0': os.kill(os.getpid(), signal.SIGKILL)\n"
+    "pathlib.Path('restarted').touch()\n"
+    "time.sleep(60)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "serves", "is_alone"),
+    [
+        ([], ["None 30 True", "1 30 True"], True),
+        (["--server-saves", "2.5"], ["None 2.5 True", "1 2.5 True"], True),
+        (["--server-saves", "0"], ["None 0 False", "None 0 False"], False),
+    ],
+    ids=["default", "seconds", "never"],
+)
+def test_a_server_that_can_rejoin_is_restarted_alone(job, options, serves, is_alone):
+    (job.directory / "fake/strategies").mkdir(parents=True)
+    for name, text in (("__init__.py", ""), ("serve.py", SERVES)):
+        (job.directory / "fake/strategies" / name).write_text(text)
+    job.environ["PYTHONPATH"] = f"{job.directory / 'fake'}:{job.environ['PYTHONPATH']}"
+    script = job.script(
+        "import pathlib, time\nwhile not pathlib.Path('restarted').exists(): time.sleep(0.01)\n"
+    )
+    code, output = job.run("--ps", 1, "--max-restarts", 3, *options, script)
+    assert code == 0, output
+    assert (f"restart 1 of 3: ps 0{ALONE}" in output) == is_alone
+    assert re.findall(r"\[ps 0\] serves (.*)", output) == serves
+    job.assert_nothing_left()
+
+
 def test_after_an_exchange_all_are_restarted(job):
     script = job.script(
         REJOINS + "report('exchanged')\nif me == 1 and restart < 1: sys.exit(3)\n"

@@ -6,6 +6,7 @@ from tf_config.launcher.settings import (
     LaunchOptions,
     LocalTasks,
     resolve_settings,
+    server_saves_seconds,
 )
 
 WORKERS = tuple(Task("worker", index) for index in range(3))
@@ -27,6 +28,21 @@ def test_arguments_win_over_the_environment_and_that_over_the_default():
     assert told["KERAS_STRATEGIES_START_TIMEOUT"] == ["20", "environment"]
     assert told["KERAS_STRATEGIES_RESTARTS"] == ["3", "argument"]
     assert settled(LaunchOptions(), {})["KERAS_STRATEGIES_START_TIMEOUT"] == ["300", "default"]
+
+
+def test_servers_save_their_state_only_if_they_may_be_restarted():
+    name = "KERAS_STRATEGIES_SERVER_SAVES"
+    assert name not in settled(LaunchOptions(), {})
+    assert settled(LaunchOptions(restarts_servers=True), {})[name] == ["30", "default"]
+    assert settled(LaunchOptions(restarts_servers=True), {name: "5"})[name] == ["5", "environment"]
+    told = settled(LaunchOptions(restarts_servers=True, server_saves=0.0), {name: "5"})
+    assert told[name] == ["0", "argument"]
+
+
+@pytest.mark.parametrize("text", ["often", "-1", "inf", "nan", ""])
+def test_seconds_between_saves_are_a_number(text):
+    with pytest.raises(ClusterConfigError, match="must be a number of seconds, or 0"):
+        server_saves_seconds({"KERAS_STRATEGIES_SERVER_SAVES": text})
 
 
 def test_tensorflow_is_told_to_note_little_unless_asked_for_more():

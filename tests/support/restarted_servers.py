@@ -1,0 +1,123 @@
+"""Jobs whose servers are killed and restarted in place, and what they say of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.support.job import HANGING_SECONDS, Job
+
+PROGRAM = Path(__file__).resolve().parent.parent / "distributed" / "servers_restarted.py"
+WORKERS = 2
+
+
+class RestartedServers:
+    """A job of two workers that train until they are told to stop, and its servers.
+
+    Args:
+      job: the job, in whose directory everything is written.
+      mode: the mode of the parameter servers.
+      servers: the number of servers.
+      restarts: how often a task may be restarted.
+      program: what the workers run: it writes the files that servers_restarted.py describes.
+    """
+
+    def __init__(self, job: Job, mode: str, servers: int, restarts: int, program: Path = PROGRAM):
+        self.job = job
+        self.servers = servers
+        self.kills = 0
+        job.environ["TMPDIR"] = str(job.directory)
+        self.process: subprocess.Popen = job.start(
+            "--workers", WORKERS, "--ps", servers, "--max-restarts", restarts, "--server-saves", 1,
+            "--start-timeout", 120, program, mode, job.directory,
+        )  # fmt: skip
+
+    def lines(self, name: str) -> list[str]:
+        """Returns the lines of a file that the workers write."""
+        path = self.job.directory / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def saves(self) -> list[Path]:
+        """Returns the saves of the servers."""
+        return list(self.job.directory.glob("keras-strategies-*/latest.json"))
+
+    def wait_for_steps(self, more: int) -> None:
+        """Waits until each worker has taken some more steps."""
+        names = [f"steps-{rank}" for rank in range(WORKERS)]
+        enough = {name: len(self.lines(name)) + more for name in names}
+        self.job.wait_for(
+            lambda: (
+                self.process.poll() is not None
+                or all(len(self.lines(name)) >= enough[name] for name in names)
+            ),
+            HANGING_SECONDS,
+        )
+
+    def wait_until_saved(self) -> None:
+        """Waits until workers train, and all servers have saved their variables since."""
+        self.wait_for_steps(50)
+        start = time.time()
+
+        def is_saved() -> bool:
+            times = [path.stat().st_mtime for path in self.saves()]
+            return len(times) == self.servers and min(times) > start
+
+        self.job.wait_for(lambda: self.process.poll() is not None or is_saved(), HANGING_SECONDS)
+
+    def kill(self, chance: random.Random) -> float:
+        """Kills a server at a random moment; returns the seconds until all workers continued."""
+        time.sleep(chance.random() * 2)
+        victims = self._processes()
+        if len(victims) < self.servers:  # the job has ended; its output says why
+            return 0.0
+        os.kill(chance.choice(victims).pid, signal.SIGKILL)
+        self.kills += 1
+        start = time.monotonic()
+        # At most one step was under way; the steps behind it are on the restarted server.
+        self.wait_for_steps(10)
+        seconds = time.monotonic() - start
+        self.wait_for_steps(40)
+        return seconds
+
+    def _processes(self) -> list[psutil.Process]:
+        return [each for each in self.job.processes() if "strategies.serve" in each.cmdline()]
+
+    def finish(self) -> tuple[int | None, str]:
+        """Tells the workers to stop; returns the exit code and the output of the job."""
+        (self.job.directory / "stop").touch()
+        return self.job.finish(self.process, HANGING_SECONDS)
+
+    def starts(self) -> list[int]:
+        """Returns how often each worker was started."""
+        return [len(self.lines(f"pids-{rank}")) for rank in range(WORKERS)]
+
+
+def faults_in(output: str, servers: int, kills: int) -> str:
+    """Returns what is wrong with the output of a job that has ended; "" if nothing is.
+
+    The steps that a server has applied are those that a worker has taken, without those that it
+    says are lost.
+    """
+    if (count := output.count("] passed")) != WORKERS:
+        return f"{count} workers have passed"
+    for what in (" alone, the other tasks continue", " serves again at "):
+        if output.count(what) != kills:
+            return f"not {kills} times {what!r}"
+    pattern = r"\[worker (\d)\] .*ps (\d) has lost (\d+) steps of this worker"
+    said = re.findall(pattern, output)
+    if len(said) != WORKERS * kills:
+        return f"of {kills} restarts, {len(said)} were said by {WORKERS} workers"
+    for worker, taken, made, server in re.findall(
+        r"steps of worker (\d): (\d+) taken, (\d+) made on ps (\d)", output
+    ):
+        lost = sum(int(n) for w, s, n in said if (w, s) == (worker, server))
+        if int(made) != int(taken) - lost:
+            return f"worker {worker}: {taken} taken, {lost} lost, {made} made on ps {server}"
+    return ""
