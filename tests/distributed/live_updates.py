@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 import strategies
 from strategies.collectives.workers import collectives_of
@@ -46,15 +45,8 @@ def followed(name):
 
 def compare(one, follower):
     """Compares what is served with what the trained model predicts, to the bit."""
-    if api == "keras":
-        # One example on each replica.
-        expected = one.predictions(strategy.num_replicas_in_sync)
-    else:
-        # tf_keras keeps moving averages on each replica, which predicts with its own, and saves
-        # their mean.
-        with strategies.writing("exported", strategy) as path:
-            one.model.export(path)
-        expected = one.served_predictions(tf.saved_model.load("exported"), 1)
+    # One example on each replica.
+    expected = one.predictions(strategy.num_replicas_in_sync)
     np.testing.assert_array_equal(one.served_predictions(follower.model, 1), expected)
     strategies.barrier(strategy)  # none trains while another one predicts
 

@@ -192,6 +192,7 @@ def import_rows(layer, model, directory):
     layer.import_rows(str(directory))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("replace", [set_rows, load_rows, set_weights, load_weights, import_rows])
 def test_all_rows_are_written_if_rows_changed_other_than_by_training(tmp_path, replace):
     layer, model = exported(tmp_path)
@@ -220,6 +221,7 @@ def size_of(folder):
     return sum(path.stat().st_size for path in Path(folder).iterdir())
 
 
+@SLOW
 def test_the_size_of_a_delta_follows_the_touched_rows(tmp_path):
     width = 8
     _, model = table_and_model(width, eviction=Eviction(age=10**6))
@@ -234,6 +236,7 @@ def test_the_size_of_a_delta_follows_the_touched_rows(tmp_path):
     assert sizes[0] < 10 * (8 + 4 * width) + 4096, "20,000 ids take 160,000 bytes"
 
 
+@SLOW
 def test_two_models_of_one_layer_have_chains_of_their_own(tmp_path):
     layer, model = exported(tmp_path, eviction=Eviction(age=2))
     other = keras.Model(model.input, keras.ops.tanh(model.output))
@@ -253,6 +256,7 @@ def test_two_models_of_one_layer_have_chains_of_their_own(tmp_path):
             np.testing.assert_array_equal(follower.model.serve(test), expected)
 
 
+@SLOW
 def test_rows_and_weights_in_16_bits_are_followed(tmp_path):
     layer = DistributedEmbedding(2, name="table", combiner="sum", row_dtype="bfloat16")
     inputs = keras.Input([None], dtype="int64")
@@ -361,7 +365,7 @@ def test_a_subclass_of_tf_keras_model_is_exported(tmp_path):
     ("api", "mode", "workers", "ps", "replicas"),
     [
         pytest.param("keras", "sync", 1, 0, 2, marks=SLOW),
-        ("keras", "sync", 2, 0, 1),
+        pytest.param("keras", "sync", 2, 0, 1, marks=SLOW),
         pytest.param("tf_keras", "sync", 2, 0, 2, marks=SLOW),
         pytest.param("keras", "sync", 2, 2, 1, marks=SLOW),
         pytest.param("keras", "async", 2, 2, 1, marks=SLOW),

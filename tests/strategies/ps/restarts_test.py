@@ -40,9 +40,8 @@ def test_workers_continue_with_a_restarted_server(forked, mode, servers):
     forked.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    "mode", ["half_async", *(pytest.param(m, marks=SLOW) for m in ("async", "geo"))]
-)
+@SLOW
+@pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
 def test_a_model_of_keras_continues_with_a_restarted_server(forked, mode):
     program = PROGRAM.with_name("servers_restarted_model.py")
     training = RestartedServers(forked, mode, 1, restarts=1, program=program)
@@ -55,6 +54,7 @@ def test_a_model_of_keras_continues_with_a_restarted_server(forked, mode):
     forked.assert_nothing_left()
 
 
+@SLOW
 def test_without_saves_the_loss_of_a_server_restarts_all(forked):
     script = forked.script(
         "import os, signal, time\n"
