@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 import strategies
 from strategies.collectives.workers import collectives_of
@@ -45,8 +46,14 @@ def followed(name):
 
 def compare(one, follower):
     """Compares what is served with what the trained model predicts, to the bit."""
-    # One example on each replica.
-    expected = one.predictions(strategy.num_replicas_in_sync)
+    if mode == "geo":
+        # Each worker predicts with its own weights, and those of the first one are exported.
+        with strategies.writing("exported", strategy) as path:
+            one.model.export(path)
+        expected = one.served_predictions(tf.saved_model.load("exported"), 1)
+    else:
+        # One example on each replica.
+        expected = one.predictions(strategy.num_replicas_in_sync)
     np.testing.assert_array_equal(one.served_predictions(follower.model, 1), expected)
     strategies.barrier(strategy)  # none trains while another one predicts
 

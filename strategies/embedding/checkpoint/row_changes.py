@@ -82,7 +82,11 @@ class RowChanges:
         self._shards = _local(shards)
         self._since = since
         self._removed: dict[tuple[int, str], np.ndarray] = {}
-        is_usable = since is not None and since.replacements == replacements
+        # A worker that leaves passes its shards on to others, which have no marks in them.
+        keys = {(shard.index, name) for shard in self._shards for name in shards[0].tables}
+        is_usable = (
+            since is not None and since.replacements == replacements and keys <= set(since.removals)
+        )
         extents = [
             self._look_up_removed(name) if is_usable else _Extent.ALL for name in shards[0].tables
         ]
