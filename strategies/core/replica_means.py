@@ -4,8 +4,10 @@
 tf_keras gives `BatchNormalization` moving means with `ON_READ` and `MEAN`: each replica updates its
 own, and files contain their mean. Under stock strategies, a replica that evaluates uses its own, so
 `evaluate` and `predict` of a trained model return something else than those of the same model once
-it is saved and loaded. Here, all replicas get the mean before they evaluate or predict. This does
-not change training: updates of moving means are linear, so the mean of the replicas stays the same.
+it is saved and loaded. Here, all replicas get the mean whenever an iteration over a distributed
+dataset begins outside of `fit`: in `evaluate`, in `predict`, and in loops, which may evaluate. This
+does not change training: updates of moving means are linear, so the mean of the replicas stays the
+same.
 """
 
 from __future__ import annotations

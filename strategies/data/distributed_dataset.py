@@ -219,7 +219,9 @@ class ReplicaDataset(DistributedDataset):
         self._check_same_steps()
         if tf.executing_eagerly() and not is_building_model():
             end_epoch()  # of the previous epoch, of this dataset or of another one
-            if running_method() in ("evaluate", "predict"):
+            if (
+                running_method() != "fit"
+            ):  # an evaluation, a prediction, or a loop of the user's own
                 self._strategy.extended.average_states()
         restart_threads()
         if self._source is not None and tf.executing_eagerly():

@@ -72,7 +72,7 @@ class Barrier:
         after: Callable[[], Sequence[tf.Tensor]] = tuple,
         after_again: Sequence[tf.Tensor] = (),
     ):
-        self._server = server
+        self._run = functools.partial(server.run, survives_restarts=False)
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
         with server.building():
@@ -141,15 +141,6 @@ class Barrier:
                     self._take_if_there(feeds)
             results, present = self._run(self._again, feeds, idempotent=True)
         return results, present
-
-    def _run(
-        self,
-        fetches: Any,
-        feeds: dict[Any, Any] | None = None,
-        poll: Any = None,
-        idempotent: bool = False,
-    ) -> Any:
-        return self._server.run(fetches, feeds, poll, idempotent, survives_restarts=False)
 
     def _take_if_there(self, feeds: Mapping[tf.Tensor, Any]) -> None:
         """Takes the results from the queue if it has any; otherwise waits for a moment."""

@@ -22,7 +22,9 @@ class OnReadVariable(NumberMixin, SyncOnReadVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Sets the value; in a replica, that of the replica."""
-        if not tf.is_tensor(value) and hasattr(value, "__array__"):
+        # What TensorFlow can convert may have no value yet, in a function that is being traced.
+        is_convertible = tf.is_tensor(value) or hasattr(value, "__tf_tensor__")
+        if hasattr(value, "__array__") and not is_convertible:
             value = np.asarray(value)
         return super().assign(value, *args, **kwargs)
 

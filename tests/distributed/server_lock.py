@@ -79,7 +79,8 @@ print("a change after it:", run(change))
 
 run(server.build_once(functools.partial(worker_states, 2)).initializer)
 barriers = []
-for rank, each in enumerate((server, ServerConnection(0, address))):
+connections = server, ServerConnection(0, address)
+for rank, each in enumerate(connections):
 
     def combine(inputs):
         queue = tf.queue.FIFOQueue(9, [tf.int64], shared_name="never_filled")
@@ -102,7 +103,7 @@ waiter = threading.Thread(target=wait)
 waiter.start()
 time.sleep(1)
 last = barriers[1]
-arrival = last._deposit, {last._feed: 1, last._number: 1}, last._server
+arrival = last._deposit, {last._feed: 1, last._number: 1}, connections[1]
 print("the last to arrive:", interrupted(*arrival))
 waiter.join()
 print("a worker that waits at the barrier:", *waited)

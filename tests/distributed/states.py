@@ -129,6 +129,14 @@ def check_a_trained_model_evaluates_as_the_same_model_does_once_it_is_loaded():
     loaded = make()
     loaded.set_weights(model.get_weights())
     expected = loaded(rows).numpy()
+    other_expected = make()
+    other_expected.set_weights(other.get_weights())
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(4 * replicas)
+    in_loop = tf.function(lambda batch: strategy.gather(strategy.run(other, args=(batch,)), 0))
+    found = [in_loop(batch) for batch in strategy.experimental_distribute_dataset(batches)]
+    np.testing.assert_allclose(
+        np.concatenate(found), other_expected(rows).numpy(), rtol=1e-5, atol=1e-6
+    )
     predicted = model.predict(rows, **fixed)
     np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-6)
     loss = ((expected - labels) ** 2).mean()

@@ -268,14 +268,13 @@ class JobRunner:
         failed = [process for process in ended if process.popen.returncode != 0]
         if self._escalation:  # the job is ending already, so these are not the cause
             return
-        if failed and all(
-            self._can_leave(each) or self._can_restart_alone(each) for each in failed
-        ):
-            for process in failed:
-                if self._can_leave(process):
-                    self._leave_out(process)
-                else:
-                    self._restart_alone(process, reaper)
+        leaving = [process for process in failed if self._can_leave(process)]
+        others = [process for process in failed if process not in leaving]
+        if failed and all(map(self._can_restart_alone, others)):
+            for process in leaving:
+                self._leave_out(process)
+            for process in others:
+                self._restart_alone(process, reaper)
         elif failed:
             self.culprit = failed[0]
             self.exit_code = self.culprit.exit_code
