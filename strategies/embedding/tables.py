@@ -207,8 +207,10 @@ class Tables:
             times = self._shards[0].agree_on_time(self.collectives)
             evicted = np.zeros([len(self._placements)], np.int64)
             for shard in self._local_shards:
-                for position, table in enumerate(shard.tables.values()):
-                    evicted[position] += shard.call(table.evict, *times, state=table.store.slots())
+                for position, (name, table) in enumerate(shard.tables.items()):
+                    evicted[position] += shard.call_on_table(
+                        name, Table.evict, *times, state=table.store.slots()
+                    )
             total = self.collectives.all_reduce([tf.constant(evicted)])[0].numpy().tolist()
             return dict(zip(self._shards[0].tables, total, strict=True))
 
@@ -230,10 +232,8 @@ class Tables:
     def _statistics(self, name: str, traffic: np.ndarray) -> dict[str, float]:
         local = []
         for shard in self._local_shards:
-            table = shard.tables[name]
-            size, counts = shard.call(
-                lambda table=table: (table.map.size(), table.counts.read_value()),
-                idempotent=True,
+            size, counts = shard.call_on_table(
+                name, lambda table: (table.size(), table.counts.read_value()), idempotent=True
             )
             local.append([size, *counts])
         # A worker that owns no shard, because there are fewer servers, contributes none.
@@ -261,10 +261,10 @@ class Tables:
             return {name: self._rows_by_owner(name) for name in self._placements}
 
     def _rows_by_owner(self, name: str) -> dict[tuple[str, int], int]:
-        local = []
-        for shard in self._local_shards:
-            table = shard.tables[name]
-            local.append([shard.index, shard.call(table.map.size, idempotent=True)])
+        local = [
+            [shard.index, shard.call_on_table(name, Table.size, idempotent=True)]
+            for shard in self._local_shards
+        ]
         counted = np.reshape(np.array(local, np.int64), [-1, 2])
         gathered = self.collectives.all_gather(tf.constant(counted)).numpy().tolist()
         owner = self._placements[name].task_type
@@ -276,9 +276,9 @@ class Tables:
     def _usage(self, name: str, traffic: np.ndarray) -> TableUsage:
         local = np.zeros([2], np.int64)
         for shard in self._local_shards:
-            table = shard.tables[name]
-            local += shard.call(
-                lambda table=table: tf.stack([table.map.size(), table.counter_bytes()]),
+            local += shard.call_on_table(
+                name,
+                lambda table: tf.stack([table.size(), table.counter_bytes()]),
                 idempotent=True,
             )
         rows, counter_bytes = self.collectives.all_reduce([tf.constant(local)])[0].numpy().tolist()
@@ -320,8 +320,9 @@ class Tables:
     def export_rows(self, directory: str, format: str, name: str | None) -> None:
         """Exports a table's ids and rows to plain files; see `export_import`."""
         with self._pause_training():
-            chunks = snapshot.row_chunks(self._shards, self.table(name).config.name, only=("rows",))
-            export_import.write(directory, format, chunks, self.collectives)
+            chunks = snapshot.row_chunks(self._shards, self.table(name).config.name)
+            arrays = (chunk.arrays(only=("rows",)) for chunk in chunks)
+            export_import.write(directory, format, arrays, self.collectives)
 
     def import_rows(self, directory: str, name: str | None) -> None:
         """Imports ids and rows from plain files; see `export_import`."""

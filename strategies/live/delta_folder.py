@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from strategies.embedding.checkpoint import npy_stream
-from strategies.embedding.checkpoint.row_checkpoint import (
+from strategies.embedding.checkpoint.part_files import (
     check_sums,
     files_of_table,
     manifest_of,
@@ -149,7 +149,7 @@ def read(folder: Path, delta: Delta) -> dict[str, np.ndarray]:
         _check_variables(folder / _VARIABLES, *header["files"][_VARIABLES])
         inputs: dict[str, Any] = {CHAIN: np.int64(delta.chain), NUMBER: np.int64(delta.number)}
         for position, table in enumerate(contents.tables):
-            parts = [files_of_table(folder, position, rank) for rank in range(workers)]
+            parts = [files_of_table(folder, position, str(rank)) for rank in range(workers)]
             for key, array in _read_table(table, [each for each in parts if each]):
                 inputs[table_input(position, key)] = array
         with np.load(folder / _VARIABLES) as file:

@@ -39,8 +39,9 @@ from strategies.collectives.workers import collectives_of, drain, refresh
 from strategies.compat.keras import layers_of, tensorflow_variable, variables_of
 from strategies.compat.keras_export import export_with, is_model
 from strategies.diagnostics.consistency import check_same_call, raise_on_all
+from strategies.embedding.checkpoint.part_files import part_files
 from strategies.embedding.checkpoint.row_changes import Mark
-from strategies.embedding.checkpoint.row_checkpoint import make_folders, part_files
+from strategies.embedding.checkpoint.row_checkpoint import make_folders
 from strategies.embedding.layer import EmbeddingLayer
 from strategies.embedding.tables import Tables
 from strategies.files.atomic_files import all_writing
@@ -152,9 +153,9 @@ def export_delta(model: Any, directory: str | PathLike[str]) -> str:
     folder = delta_folder.unpublished(path, delta.number)
     make_folders([folder], str(path), collectives)
     with all_writing(collectives, "A delta", str(path), folder):
-        with part_files(folder, collectives.rank) as files_of:
+        with part_files(folder, collectives.rank) as written:
             for position, (tables, part, _) in enumerate(served.parts):
-                with files_of(position) as files:
+                with written.of_table(position) as files:
                     tables.serving.write_changes(part, changes[id(tables)], files)
         if collectives.rank == 0:
             delta_folder.write_variables(folder, values)

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -107,6 +108,37 @@ def check_what_is_saved_is_of_one_moment():
     again.load_rows("rows")
     np.testing.assert_array_equal(again(ids).numpy(), np.tile(expected[:, np.newaxis], 3))
     assert len(os.listdir("rows")) == 2
+
+
+def rows_by_writer(directory):
+    """Returns how many rows workers and servers have written to the last save of a directory."""
+    counts = {"worker": 0, "server": 0}
+    for file in sorted(Path(directory).glob("*/table0-worker*-ids.npy")):
+        counts["server" if "." in file.name.split("-")[1] else "worker"] += len(np.load(file))
+    return counts
+
+
+def check_servers_write_their_rows_where_they_see_the_directory():
+    layer = trained()
+    for name in ("by_servers", "by[workers]"):
+        layer.save_rows(name)
+    strategies.barrier(strategy)
+    assert rows_by_writer("by_servers") == {"worker": 0, "server": size + 1}
+    assert rows_by_writer("by[workers]") == {"worker": size + 1, "server": 0}
+    with strategy.scope():
+        again = strategies.DistributedEmbedding(3, embeddings_initializer="zeros", name=layer.name)
+        again.build()
+    for name in ("by[workers]", "by_servers"):
+        again.load_rows(name)
+        np.testing.assert_array_equal(again(ids).numpy(), np.tile(expected[:, np.newaxis], 3))
+    strategies.barrier(strategy)
+    if rank == 0:
+        damaged = next(Path("by_servers").glob("*/table0-worker*.*-rows.npy"))
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    strategies.barrier(strategy)
+    # The error is raised by the worker that verifies the file, and on the others.
+    with raises((ValueError, RuntimeError), "with other bytes than were written"):
+        again.load_rows("by_servers")
 
 
 def check_what_is_loaded_is_saved_again_before_an_optimizer_is_made():

@@ -32,15 +32,25 @@ from typing import NamedTuple
 from tests.support import network_faults
 from tests.support.fork_server import ForkServer
 from tests.support.job import Job
-from tests.support.restarted_servers import RestartedServers, faults_in
+from tests.support.restarted_tasks import (
+    RestartedTasks,
+    server_faults_in,
+    worker_faults_in,
+)
 from tests.support.two_hosts import TwoHosts, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
-_KINDS = ("inputs", "files", "memory", "servers", "kills", "network")
+_KINDS = (
+    "inputs", "files", "memory", "servers", "workers", "resumes", "kills", "network",
+)  # fmt: skip
+RESUMED = PROGRAM.with_name("resumed_reading.py")
 _KILLS = 30  # of each strategy and mode
-_KILLS_OF_A_JOB = 6  # of those whose servers are restarted in place
+_KILLS_OF_A_JOB = 6  # of those whose tasks are restarted alone
+# The part of the data that is read after a resume at nine tenths of an epoch: the last tenth, the
+# steps since the checkpoint, a shuffle buffer, and what TensorFlow reads ahead of a file.
+_READ_AGAIN = 0.2
 _SHORT_WAY = "TensorFlow's collectives"
 _GONE_SECONDS = 10.0
 _AT_ONCE = 3
@@ -334,11 +344,11 @@ def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
     job = Job(directory)
     job.python = python
     try:
-        training = RestartedServers(job, mode, servers=2, restarts=kills)
+        training = RestartedTasks(job, mode, servers=2, restarts=kills)
         training.wait_until_saved()
-        row.seconds += [training.kill(chance) for _ in range(kills)]
+        row.seconds += [training.kill_server(chance) for _ in range(kills)]
         code, output = training.finish()
-        fault = faults_in(output, servers=2, kills=kills)
+        fault = server_faults_in(output, servers=2, kills=kills)
         row.left += _left(job)
         if code == 0 and training.starts() == [1, 1]:
             row.survived += kills
@@ -351,16 +361,74 @@ def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
     return row
 
 
+def restart_workers(mode: str, kills: int, seed: str, python: str) -> Row:
+    """Kills one of two workers at random moments; it is restarted, and no other task is."""
+    row = Row(f"SIGKILL of a worker, restarted alone, {mode}", tried=kills)
+    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
+    job = Job(directory)
+    job.python = python
+    try:
+        training = RestartedTasks(job, mode, servers=2, restarts=kills)
+        training.wait_for_steps(50)
+        row.seconds += [training.kill_worker(chance) for _ in range(kills)]
+        code, output = training.finish()
+        fault = worker_faults_in(output, training)
+        row.left += _left(job)
+        row.survived += kills if code == 0 and sum(training.kills_of) == kills else 0
+        row.lost += bool(code == 0 and fault)
+        if row.survived < kills or fault:
+            row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return row
+
+
 def all_restarts(
-    pool: Executor, short: bool, seed: int, python: str
+    pool: Executor, restart: Callable[..., Row], short: bool, seed: int, python: str
 ) -> Iterator[list[Future[Row]]]:
-    """Has servers restarted in place in each mode whose workers are not in step."""
+    """Has tasks restarted alone in each mode whose workers are not in step."""
     jobs, kills = (1, 2) if short else (_KILLS // _KILLS_OF_A_JOB, _KILLS_OF_A_JOB)
     for mode in ["half_async"] if short else ["async", "half_async", "geo"]:
         yield [
-            pool.submit(restart_servers, mode, kills, f"{seed} {mode} {number}", python)
+            pool.submit(restart, mode, kills, f"{seed} {mode} {number}", python)
             for number in range(jobs)
         ]
+
+
+def resume(workers: int, kind: str, python: str) -> Row:
+    """Kills a worker at nine tenths of an epoch; what it read before is not read again."""
+    row = Row(f"SIGKILL at 9/10 of an epoch, {kind}, {workers} workers", tried=1)
+    directory = Path(tempfile.mkdtemp())
+    job = Job(directory)
+    job.python = python
+    program = [RESUMED, "data", *(["--files"] if kind == "read_files" else [])]
+    try:
+        _, whole = job.finish(job.start("--workers", workers, *program), 300)
+        shutil.rmtree(directory / "data")
+        killed = ["--workers", workers, "--max-restarts", 1, *program, "--kill"]
+        code, output = job.finish(job.start(*killed), 300)
+        row.left += _left(job)
+        row.survived += code == 0 and "restart 1 of 1" in output
+        is_same = _ends(output) == _ends(whole) != set()
+        is_less = all(
+            again <= all_bytes * _READ_AGAIN
+            for again, all_bytes in zip(_bytes_read(output), _bytes_read(whole), strict=True)
+        )
+        row.lost += not (is_same and is_less)
+        if not (row.survived and is_same and is_less):
+            bytes_read = _bytes_read(output), _bytes_read(whole)
+            row.errors.append(f"exit code {code}, read {bytes_read}: {output[-3000:]}")
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return row
+
+
+def _bytes_read(output: str) -> list[int]:
+    """Returns how many bytes each worker has read in `fit`, by its rank."""
+    found = dict(re.findall(r"read (\d+) (\d+) bytes$", output, re.MULTILINE))
+    return [int(found[rank]) for rank in sorted(found)]
 
 
 def _kill(pid: int) -> None:
@@ -493,7 +561,13 @@ def _submit(
     if "memory" in kinds:
         yield [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
     if "servers" in kinds:
-        yield from all_restarts(pool, short, seed, python)
+        yield from all_restarts(pool, restart_servers, short, seed, python)
+    if "workers" in kinds:
+        yield from all_restarts(pool, restart_workers, short, seed, python)
+    if "resumes" in kinds:
+        for kind in ["tf.data"] if short else ["tf.data", "read_files"]:
+            for workers in [2] if short else [1, 2]:
+                yield [pool.submit(resume, workers, kind, python)]
     if "kills" in kinds:
         yield from all_kills(pool, short, seed, python)
 

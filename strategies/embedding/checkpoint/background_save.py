@@ -29,12 +29,9 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.embedding.checkpoint import snapshot
 from strategies.embedding.checkpoint.npy_stream import NpyWriter
-from strategies.embedding.checkpoint.row_checkpoint import (
-    DeltaBases,
-    make_folders,
-    part_files,
-    write_latest,
-)
+from strategies.embedding.checkpoint.part_files import part_files
+from strategies.embedding.checkpoint.row_checkpoint import DeltaBases, make_folders, write_latest
+from strategies.embedding.checkpoint.server_files import ServerFiles
 from strategies.embedding.checkpoint.snapshot import Arrays
 from strategies.embedding.shard.table_shard import TableShard
 from strategies.files.atomic_files import all_writing, flush_to_disk, remove
@@ -93,12 +90,17 @@ class BackgroundSave:
         Raises:
           OSError: if a file cannot be written.
         """
-        with part_files(self._first, self._collectives.rank) as files_of:
+        with part_files(self._first, self._collectives.rank) as part:
+            servers = ServerFiles(part, self._local)
             for position, name in enumerate(self._tables):
-                lengths = self._lengths[name]
-                with files_of(position) as files:
-                    for chunk in snapshot.row_chunks(self._local, name, lengths=lengths):
-                        files.append(chunk)
+                with part.of_table(position) as files:
+                    for chunk in snapshot.row_chunks(
+                        self._local,
+                        name,
+                        lengths=self._lengths[name],
+                        chunk_bytes=servers.chunk_bytes,
+                    ):
+                        servers.append(files, position, chunk)
                         check()
                     files.append(snapshot.initial_arrays(self._tables[name]))
 
@@ -118,9 +120,9 @@ class BackgroundSave:
         self._uses_first = bool(self._collectives.all_gather(is_usable).numpy().all())
         self._steps = self._current_steps()
         with all_writing(self._collectives, "Rows", str(self._path)):
-            files_of = self._writing.enter_context(part_files(self._second, self._collectives.rank))
+            part = self._writing.enter_context(part_files(self._second, self._collectives.rank))
             for position, name in enumerate(self._tables):
-                files = self._writing.enter_context(files_of(position))
+                files = self._writing.enter_context(part.of_table(position))
                 kept: list[Arrays] = []
                 self._rest.append((files, kept))
                 for chunk in self._changed(name):
@@ -131,7 +133,8 @@ class BackgroundSave:
 
     def _changed(self, name: str) -> Iterable[Arrays]:
         since = self._since[name] if self._uses_first else None
-        yield from snapshot.row_chunks(self._local, name, since)
+        for chunk in snapshot.row_chunks(self._local, name, since):
+            yield chunk.arrays()
         yield snapshot.extra_arrays(self._local, name)
 
     def write_rest(self) -> None:

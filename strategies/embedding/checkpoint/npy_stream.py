@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import zlib
@@ -12,6 +13,11 @@ from types import TracebackType
 from typing import BinaryIO, Literal
 
 import numpy as np
+
+from strategies.embedding.shard.server_writer import hash_of
+
+# A CRC-32, or what `hash_of` returns.
+Checksum = int | str
 
 # Size of a chunk of all arrays together.
 _CHUNK_BYTES = 1 << 24
@@ -39,6 +45,10 @@ class NpyWriter:
     def __init__(self, path_of: Callable[[str], Path]):
         self._path_of = path_of
         self._files: dict[str, _NpyFile] = {}
+
+    def has(self, name: str) -> bool:
+        """Returns whether a chunk of an array was appended."""
+        return name in self._files
 
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Appends a chunk to each array, along its first dimension."""
@@ -91,9 +101,7 @@ class _NpyFile:
             self._file.close()
 
     def _write_header(self) -> None:
-        header = np.lib.format.header_data_from_array_1_0(self._like)
-        header["shape"] = (self._length, *self._like.shape[1:])
-        np.lib.format.write_array_header_1_0(self._file, header)
+        self._file.write(header(self._like.dtype, (self._length, *self._like.shape[1:])))
 
 
 def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
@@ -122,8 +130,19 @@ def read_chunks(files: Mapping[str, Path]) -> Iterator[dict[str, np.ndarray]]:
         }
 
 
-def checksum(path: Path) -> int:
-    """Returns the CRC-32 of a file's bytes."""
+def header(dtype: np.dtype | type, shape: tuple[int, ...]) -> bytes:
+    """Returns the first bytes of a file, which precede those of the array's elements."""
+    data = np.lib.format.header_data_from_array_1_0(np.empty((0, *shape[1:]), dtype))
+    data["shape"] = shape
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, data)
+    return file.getvalue()
+
+
+def checksum(path: Path, like: Checksum = 0) -> Checksum:
+    """Returns the CRC-32 of a file's bytes, or `hash_of` them if `like` is such a hash."""
+    if isinstance(like, str):
+        return hash_of(path.read_bytes())
     crc = 0
     with path.open("rb") as file:
         while data := file.read(_CHUNK_BYTES):

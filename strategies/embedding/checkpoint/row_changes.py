@@ -56,7 +56,9 @@ def mark(shards: Sequence[TableShard], replacements: int) -> Mark:
         replacements,
         {(shard.index, name): int(snapshot.step_of(shard, name)) for shard, name in pairs},
         {
-            (shard.index, name): int(shard.call(shard.tables[name].removals.begin))
+            (shard.index, name): int(
+                shard.call_on_table(name, lambda table: table.removals.begin())
+            )
             for shard, name in pairs
         },
     )
@@ -98,12 +100,15 @@ class RowChanges:
     def _look_up_removed(self, name: str) -> _Extent:
         extent = _Extent.CHANGED_AND_REMOVED
         for shard in self._shards:
-            table, key = shard.tables[name], (shard.index, name)
+            key = shard.index, name
             count = np.int64(self._since.removals[key])  # type: ignore[union-attr]
-            ids, is_complete = shard.call(table.removals.since, count, idempotent=True)
+            ids, is_complete = shard.call_on_table(
+                name, lambda table, count: table.removals.since(count), count, idempotent=True
+            )
             ids = np.unique(ids)
             # Each worker evicts the same rows of a table of which each has a copy.
-            self._removed[key] = ids[shard.owns(ids)] if table.config.is_replicated else ids
+            is_replicated = shard.tables[name].config.is_replicated
+            self._removed[key] = ids[shard.owns(ids)] if is_replicated else ids
             if not is_complete:
                 extent = _Extent.CHANGED_AND_PRESENT
         return extent
@@ -118,10 +123,11 @@ class RowChanges:
         for shard in self._shards:
             key = shard.index, name
             since = None if extent is _Extent.ALL else self._since.steps[key]  # type: ignore[union-attr]
-            for chunk in snapshot.row_chunks([shard], name, since, only=("rows",)):
-                arrays = {"ids": chunk["ids"], "rows": chunk["rows"]}
+            for chunk in snapshot.row_chunks([shard], name, since):
+                read = chunk.arrays(only=("rows",))
+                arrays = {"ids": read["ids"], "rows": read["rows"]}
                 if extent is not _Extent.CHANGED_AND_REMOVED:
-                    arrays[PRESENT] = chunk.get(PRESENT, chunk["ids"])
+                    arrays[PRESENT] = read.get(PRESENT, read["ids"])
                 files.append(arrays)
             if extent is _Extent.CHANGED_AND_REMOVED:
                 files.append({REMOVED: self._removed[key]})

@@ -4,7 +4,8 @@ A checkpoint directory has one folder for each save, and a file `latest` that na
 complete folder and those that it builds on. `latest` is replaced once all parts are written, so a
 job that is killed while saving keeps the previous checkpoint. A part is one `.npy` file for each
 array of `array_specs`, readable with NumPy alone. Parts are written and read in chunks, so memory
-use does not grow with the rows, except for a list of their ids and numbers during a save.
+use does not grow with the rows, except for a list of their ids and numbers during a save. Servers
+write the parts with their rows themselves if they can; see `server_files.py`.
 
 Each worker writes a manifest with the sizes and checksums of its files, and no row is restored
 before all files of all workers have been verified. Folders of version 0.1.0 have no manifest; of
@@ -13,10 +14,8 @@ these, only the shapes and dtypes of the arrays are verified.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,14 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.diagnostics.consistency import raise_on_all
 from strategies.embedding.checkpoint import array_specs, npy_stream, snapshot
-from strategies.embedding.checkpoint.npy_stream import NpyWriter, read_chunks
+from strategies.embedding.checkpoint.npy_stream import read_chunks
+from strategies.embedding.checkpoint.part_files import (
+    check_sums,
+    files_of_table,
+    part_files,
+    parts_of,
+)
+from strategies.embedding.checkpoint.server_files import ServerFiles
 from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
 from strategies.files.atomic_files import (
@@ -151,36 +157,20 @@ def write_latest(path: Path, tables: Mapping[str, Table], values: Mapping[str, A
     write_json(path / _LATEST, {**values, "tables": widths})
 
 
-def manifest_of(folder: Path, rank: int) -> Path:
-    """Returns the path of the file with the checksums of the files that a worker wrote."""
-    return folder / f"worker{rank}.json"
-
-
-@contextlib.contextmanager
-def part_files(folder: Path, rank: int) -> Iterator[Callable[[int], NpyWriter]]:
-    """Yields a function that opens the files of a table, given its position; writes the manifest.
-
-    Args:
-      folder: the folder of all workers' files.
-      rank: the worker that writes the files.
-    """
-    yield lambda position: NpyWriter(partial(_file, folder, position, rank))
-    written = sorted(folder.glob(f"table*-worker{rank}-*.npy"))
-    sizes = {file.name: [file.stat().st_size, npy_stream.checksum(file)] for file in written}
-    write_json(manifest_of(folder, rank), {"files": sizes})
-
-
 def _write_part(
     shards: Sequence[TableShard], folder: Path, rank: int, since: Mapping[str, int] | None
 ) -> None:
     """Writes the rows of this worker's shards and its manifest."""
     local = [shard for shard in shards if shard.is_local_owner]
-    with part_files(folder, rank) as files_of:
+    with part_files(folder, rank) as part:
+        servers = ServerFiles(part, local)
         for position, name in enumerate(shards[0].tables):
             after = None if since is None else since[name]
-            with files_of(position) as files:
-                for chunk in snapshot.row_chunks(local, name, after):
-                    files.append(chunk)
+            with part.of_table(position) as files:
+                for chunk in snapshot.row_chunks(
+                    local, name, after, chunk_bytes=servers.chunk_bytes
+                ):
+                    servers.append(files, position, chunk)
                 files.append(snapshot.extra_arrays(local, name))
 
 
@@ -208,9 +198,14 @@ def load(shards: Sequence[TableShard], directory: str, collectives: Collectives)
     snapshot.clear(shards)
     for folder in latest["folders"]:
         for position, name in enumerate(tables):
-            ranks = range(latest["workers"][folder])
             _load_table(
-                shards, name, [files_of_table(path / folder, position, rank) for rank in ranks]
+                shards,
+                name,
+                [
+                    files_of_table(path / folder, position, part)
+                    for rank in range(latest["workers"][folder])
+                    for part in parts_of(path / folder, rank)
+                ],
             )
     for name in tables:
         snapshot.set_step(local, name, latest["steps"][name])
@@ -238,8 +233,10 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
             for rank in range(collectives.rank, workers, collectives.size):
                 if folder in latest.get("checked", ()):
                     check_sums(path / folder, rank)
-                for position, name in enumerate(tables):
-                    files = files_of_table(path / folder, position, rank)
+                for part, (position, name) in itertools.product(
+                    parts_of(path / folder, rank), enumerate(tables)
+                ):
+                    files = files_of_table(path / folder, position, part)
                     if files or not _is_without_rows(path / folder, position):
                         _check_arrays(shards[0], name, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -248,25 +245,6 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
             f"{directory!r}. No row was changed. Restore another checkpoint."
         ) from error
     return latest
-
-
-def check_sums(folder: Path, rank: int) -> None:
-    """Verifies the files of a worker against its manifest.
-
-    Raises:
-      OSError: if there is no manifest.
-      ValueError: if a file is missing or damaged.
-    """
-    for name, (size, checksum) in read_json(manifest_of(folder, rank))["files"].items():
-        file = folder / name
-        if not file.exists():
-            raise ValueError(f"no file {folder.name}/{name}")
-        if file.stat().st_size != size:
-            raise ValueError(
-                f"{folder.name}/{name} of {file.stat().st_size} bytes, where {size} were written"
-            )
-        if npy_stream.checksum(file) != checksum:
-            raise ValueError(f"{folder.name}/{name} with other bytes than were written")
 
 
 def _is_without_rows(folder: Path, position: int) -> bool:
@@ -325,25 +303,6 @@ def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path
         for chunk in read_chunks({key: part[key] for key in part if key == array_specs.PRESENT})
     ]
     return np.concatenate(of_parts)
-
-
-def files_of_table(folder: Path, position: int, rank: int) -> dict[str, Path]:
-    """Returns the files that one worker wrote of a table, by the name of the array."""
-    prefix = _file(folder, position, rank, "").stem
-    return {_key(file.name.removeprefix(prefix)): file for file in folder.glob(f"{prefix}*.npy")}
-
-
-def _file(folder: Path, position: int, rank: int, key: str) -> Path:
-    """Returns the path of an array's file.
-
-    >>> _file(Path("rows"), 0, 1, "slot/momentum").name
-    'table0-worker1-slot.momentum.npy'
-    """
-    return folder / f"table{position}-worker{rank}-{key.replace('/', '.')}.npy"
-
-
-def _key(name: str) -> str:
-    return name.removesuffix(".npy").replace(".", "/", 1)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from strategies.embedding.checkpoint.array_specs import (
     missing_overflow,
 )
 from strategies.embedding.shard.admission import ExactCounter, SketchCounter
+from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
 
@@ -44,7 +46,7 @@ class Column(Protocol):
 
 
 # Size of the rows that are gathered at once, and of one message to or from a server.
-_CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 24
 
 
 def table_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
@@ -54,90 +56,136 @@ def table_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
       shards: shards of the tables.
       name: name of the table.
     """
-    rows = concatenate_arrays(list(row_chunks(shards, name)))
+    rows = concatenate_arrays([chunk.arrays() for chunk in row_chunks(shards, name)])
     order = np.argsort(rows["ids"])
     return {**{key: array[order] for key, array in rows.items()}, **extra_arrays(shards, name)}
 
 
 def ids_and_rows(shards: Sequence[TableShard], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns this worker's ids of a table in ascending order, and their rows."""
-    arrays = concatenate_arrays(list(row_chunks(shards, name, only=("rows",))))
+    chunks = row_chunks(shards, name)
+    arrays = concatenate_arrays([chunk.arrays(only=("rows",)) for chunk in chunks])
     order = np.argsort(arrays["ids"])
     return arrays["ids"][order], arrays["rows"][order]
+
+
+@dataclass(frozen=True)
+class RowChunk:
+    """Some rows of a shard of a table, whose values have not been read yet.
+
+    Attributes:
+      shard: the shard.
+      name: name of the table.
+      ids: the ids of the rows.
+      numbers: the numbers of the rows.
+      present: in a delta, the ids of the rows that the chunk was selected from; otherwise None.
+      grows: whether slot variables may be grown; see `_columns_of`.
+    """
+
+    shard: TableShard
+    name: str
+    ids: np.ndarray
+    numbers: np.ndarray
+    present: np.ndarray | None
+    grows: bool
+
+    @property
+    def table(self) -> Table:
+        """The shard of the table."""
+        return self.shard.tables[self.name]
+
+    @property
+    def state(self) -> Iterable[Hashable]:
+        """What the graph of `reader` depends on; see `TableShard.call`."""
+        return self.table.store.saved_slots().items()
+
+    def without_rows(self) -> RowChunk:
+        """Returns a chunk without any rows, which has all columns."""
+        return replace(self, ids=self.ids[:0], numbers=self.numbers[:0], present=None)
+
+    def columns(self) -> list[str]:
+        """Returns the names of the columns, in the order of `array_specs`."""
+        slots = [SLOT + name for name in self.table.store.saved_slots()]
+        return ["rows", "times", "touches", *slots]
+
+    def reader(self, columns: Sequence[str]) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+        """Returns a function that reads columns of rows, given their numbers."""
+        return _reader(self.table.store, tuple(columns), self.grows)
+
+    def arrays(self, only: Sequence[str] | None = None) -> Arrays:
+        """Returns the ids, and the columns of these names; None is all columns."""
+        names = self.columns() if only is None else only
+        read = self.shard.call(self.reader(names), self.numbers, state=self.state, idempotent=True)
+        chunk = {} if self.present is None else {PRESENT: self.present}
+        return {**chunk, "ids": self.ids, **dict(zip(names, read, strict=True))}
 
 
 def row_chunks(
     shards: Sequence[TableShard],
     name: str,
     since: int | None = None,
-    only: Sequence[str] | None = None,
     of_all_owners: bool = False,
     lengths: Mapping[int, int] | None = None,
-) -> Iterator[Arrays]:
+    chunk_bytes: Callable[[TableShard], int] = lambda _: CHUNK_BYTES,
+) -> Iterator[RowChunk]:
     """Yields a table's rows in chunks of bounded size, at least one for each shard.
 
     Args:
       shards: shards of the tables.
       name: name of the table.
-      since: step after which rows must have been trained on. Of the other rows, only the ids are
-        returned, in `present_ids`. None returns all rows.
-      only: names of the arrays besides `ids`; None is all arrays.
+      since: step after which rows must have been trained on. Of the other rows, there are only the
+        ids, in `present`. None is all rows.
       of_all_owners: whether to include shards that other workers own.
       lengths: for a save while training goes on, the number of rows of each shard that
         `grow_columns` returned. Rows that were added since are left out, because their values may
         not exist yet in all columns.
+      chunk_bytes: returns the size of a shard's chunks.
     """
     for shard in shards:
         table = shard.tables[name]
         ids = numbers = np.zeros([0], np.int64)
         if shard.is_local_owner or of_all_owners:
-            ids, numbers = shard.call(table.map.all, idempotent=True)
+            ids, numbers = shard.call_on_table(name, Table.all, idempotent=True)
         if table.config.is_replicated and not of_all_owners:
             owned = shard.owns(ids)
             ids, numbers = ids[owned], numbers[owned]
         if lengths is not None:
             there = numbers < lengths[shard.index]
             ids, numbers = ids[there], numbers[there]
-        for part in _chunks(len(ids), table):
-            chunk = {} if since is None else {PRESENT: ids[part]}
+        for part in _chunks(len(ids), table, chunk_bytes(shard)):
+            present = None if since is None else ids[part]
             some_ids, some = ids[part], numbers[part]
             if since is not None:
                 last_step = table.store.metadata.last_step
                 gathered = shard.call(last_step.gather, some, idempotent=True)
                 newer = gathered > since
                 some_ids, some = some_ids[newer], some[newer]
-            grows = lengths is None
-            yield {**chunk, "ids": some_ids, **_gather_columns(shard, table, some, only, grows)}
+            yield RowChunk(shard, name, some_ids, some, present, grows=lengths is None)
 
 
 def grow_columns(shards: Sequence[TableShard], name: str) -> dict[int, int]:
     """Grows the slot variables of a table to the length of its rows; returns it, by the shard."""
 
-    def grow(table: Table) -> tf.Tensor:
-        _columns_of(table)
-        return table.store.view.length.read_value()
+    def grow(store: RowStore) -> tf.Tensor:
+        _columns_of(store)
+        return store.view.length.read_value()
 
     lengths = {}
     for shard in shards:
-        table = shard.tables[name]
-        slots = table.store.saved_slots().items()
-        lengths[shard.index] = int(shard.call(functools.partial(grow, table), state=slots))
+        store = shard.tables[name].store
+        slots = store.saved_slots().items()
+        lengths[shard.index] = int(shard.call(functools.partial(grow, store), state=slots))
     return lengths
 
 
-def _gather_columns(
-    shard: TableShard,
-    table: Table,
-    numbers: np.ndarray,
-    only: Sequence[str] | None = None,
-    grows: bool = True,
-) -> Arrays:
-    def gather(numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-        columns = _columns_of(table, grows)
-        return {key: columns[key].gather(numbers) for key in only or columns}
+def _reader(
+    store: RowStore, names: Sequence[str], grows: bool
+) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+    def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
+        columns = _columns_of(store, grows)
+        return [columns[key].gather(numbers) for key in names]
 
-    slots = table.store.saved_slots().items()
-    return shard.call(gather, numbers, state=slots, idempotent=True)
+    return gather
 
 
 def extra_arrays(shards: Sequence[TableShard], name: str) -> Arrays:
@@ -167,7 +215,8 @@ def _extra(shard: TableShard, table: Table) -> Arrays:
         extra |= shard.call(counts, np.bool_(shard.is_local_owner), idempotent=True)
     if overflow is not None:
         row = shard.call(overflow.row, idempotent=True)
-        shared = _gather_columns(shard, table, row)
+        shared = RowChunk(shard, table.config.name, row, row, None, grows=True).arrays()
+        shared.pop("ids")
         extra |= {OVERFLOW + key.replace("/", "_"): each for key, each in shared.items()}
     return extra
 
@@ -181,9 +230,9 @@ def initial_arrays(table: Table) -> Arrays:
     }
 
 
-def _chunks(count: int, table: Table) -> list[slice]:
-    """Returns the slices of `count` rows for chunks, at least one."""
-    step = max(_CHUNK_BYTES // table.store.row_bytes(), 1)
+def _chunks(count: int, table: Table, size: int) -> list[slice]:
+    """Returns the slices of `count` rows for chunks of `size` bytes, at least one."""
+    step = max(size // table.store.row_bytes(), 1)
     return [slice(start, start + step) for start in range(0, max(count, 1), step)]
 
 
@@ -317,8 +366,8 @@ def clear(shards: Sequence[TableShard]) -> None:
     local = [shard for shard in shards if shard.is_local_owner]
     for shard in local:
         shard.forget_former_slots()
-        for table in shard.tables.values():
-            shard.call(functools.partial(_clear, table), state=table.store.slots())
+        for name, table in shard.tables.items():
+            shard.call_on_table(name, _clear, state=table.store.slots())
     for shard in shards:
         for table in shard.tables.values():
             table.store.forget_expected_slots()
@@ -415,18 +464,18 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
     own = np.flatnonzero(shard.has(name, arrays["ids"]))
     names = [key for key in arrays if key != "ids" and is_row_array(key)]
 
-    def set_all(ids: tf.Tensor, *values: tf.Tensor) -> None:
+    def set_all(table: Table, ids: tf.Tensor, *values: tf.Tensor) -> None:
         rows = _find_or_insert(table, ids)
-        columns = _columns_of(table)
+        columns = _columns_of(table.store)
         for key, each in zip(names, values, strict=True):
             columns[key].resize(table.store.view.length.read_value())
             columns[key].update(rows, each)
 
     slots = table.store.saved_slots().items()
-    for part in _chunks(len(own), table):
+    for part in _chunks(len(own), table, CHUNK_BYTES):
         some = own[part]
         values = (arrays[key][some] for key in names)
-        shard.call(set_all, arrays["ids"][some], *values, state=slots)
+        shard.call_on_table(name, set_all, arrays["ids"][some], *values, state=slots)
 
 
 def restore_extra(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -457,7 +506,7 @@ def _restore_shared_row(shard: TableShard, table: Table, arrays: Mapping[str, np
         raise ValueError(missing_overflow(table))
 
     def set_row(*rows: tf.Tensor) -> None:
-        columns = _columns_of(table)
+        columns = _columns_of(table.store)
         for name, row in zip(names, rows, strict=True):
             columns[name].resize(table.store.view.length.read_value())
             columns[name].update(overflow.row(), row)
@@ -478,9 +527,10 @@ def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
 def retain(shard: TableShard, name: str, present: np.ndarray) -> None:
     """Removes the rows of all ids that are not in `present`."""
     table = shard.tables[name]
-    ids, rows = shard.call(table.map.all, idempotent=True)
+    ids, rows = shard.call_on_table(name, Table.all, idempotent=True)
     gone = ~np.isin(ids, present)
-    shard.call(table.remove, ids[gone], rows[gone], state=table.store.slots())
+    slots = table.store.slots()
+    shard.call_on_table(name, Table.remove, ids[gone], rows[gone], state=slots)
 
 
 def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.ndarray]) -> None:
@@ -502,15 +552,14 @@ def _restore_counts(shard: TableShard, table: Table, arrays: Mapping[str, np.nda
         shard.call(restore_sketch, arrays["sketch"])
 
 
-def _columns_of(table: Table, grows: bool = True) -> dict[str, Column]:
-    """Returns the columns of a table's rows by the names of their arrays.
+def _columns_of(store: RowStore, grows: bool = True) -> dict[str, Column]:
+    """Returns the columns of the rows of a group's tables by the names of their arrays.
 
     Args:
-      table: the table.
+      store: store of the rows.
       grows: whether to grow the slot variables to the length of the rows. They must not grow while
         a step trains: what fills the new rows could overwrite what the step has written to them.
     """
-    store = table.store
     arrays = store.slots()
     slots = {SLOT + name: arrays[key] for name, key in store.saved_slots().items()}
     for slot in slots.values() if grows else ():

@@ -32,6 +32,7 @@ from strategies.embedding.checkpoint.snapshot import (
     retain,
     row_chunks,
 )
+from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
 
 # Limit for a group of tables on one worker.
@@ -171,17 +172,18 @@ class Snapshots:
         self._on_restored()
 
     def _arrays(self, name: str) -> Arrays:
-        chunks = row_chunks(self._shards, name, only=_KEPT, of_all_owners=True)
+        chunks = [
+            chunk.arrays(only=_KEPT) for chunk in row_chunks(self._shards, name, of_all_owners=True)
+        ]
         extra = extra_arrays(self._shards, name)
         shared = {f"{OVERFLOW}{key}" for key in _KEPT} & set(extra)
-        return {**concatenate_arrays(list(chunks)), **{key: extra[key] for key in shared}}
+        return {**concatenate_arrays(chunks), **{key: extra[key] for key in shared}}
 
     def _check_size(self) -> None:
         size = 0
         for shard in self._shards:
             for name in self._names:
-                table = shard.tables[name]
-                rows = int(shard.call(table.map.size, idempotent=True))
+                rows = int(shard.call_on_table(name, Table.size, idempotent=True))
                 size += rows * (4 * self._width + 16)
         if size > MAX_SNAPSHOT_BYTES:
             raise ValueError(

@@ -10,6 +10,7 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.shard.capacity import split_capacity
+from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
 
 
@@ -44,9 +45,8 @@ def rebalance(shards: Sequence[TableShard], collectives: Collectives, together: 
             )
         capacities = split_capacity(total, [sizes[index] for index in sorted(sizes)])
         for shard in own:
-            capacity = shard.tables[name].capacity
-            if capacity is not None:
-                shard.call(capacity.set, np.int64(capacities[shard.index]))
+            if shard.tables[name].capacity is not None:
+                shard.call_on_table(name, _set_capacity, np.int64(capacities[shard.index]))
 
 
 def _sizes(
@@ -54,7 +54,7 @@ def _sizes(
 ) -> dict[int, int]:
     """Returns the number of ids in each shard; with `collectives`, in those of all workers."""
     local = [
-        (shard.index, int(shard.call(shard.tables[name].map.size, idempotent=True)))
+        (shard.index, int(shard.call_on_table(name, Table.size, idempotent=True)))
         for shard in shards
     ]
     sizes = np.reshape(np.array(local, np.int64), [-1, 2])
@@ -62,3 +62,8 @@ def _sizes(
         with tf.init_scope():
             sizes = collectives.all_gather(tf.constant(sizes)).numpy()
     return dict(sizes.tolist())
+
+
+def _set_capacity(table: Table, count: tf.Tensor) -> None:
+    if table.capacity is not None:
+        table.capacity.set(count)

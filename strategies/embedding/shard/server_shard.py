@@ -8,6 +8,7 @@ operation on them is a single call under the server's lock.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ import tensorflow as tf
 from strategies.collectives import Collectives
 from strategies.collectives.single_worker import in_single_worker_scope
 from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.server_writer import ServerWriter
+from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection
@@ -94,6 +97,11 @@ class RemoteTableShard(TableShard):
 
         self._server.run(self._server.locked(initialize)[0])
 
+    @property
+    def writer(self) -> ServerWriter:
+        """Writes files on the server."""
+        return ServerWriter(self.call)
+
     def samples(self) -> Iterable[Sample]:
         """Returns no numbers; see `TableShard.samples`."""
         return ()
@@ -104,8 +112,18 @@ class RemoteTableShard(TableShard):
         *arrays: Any,
         state: Iterable[Hashable] = (),
         idempotent: bool = False,
+        finish: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Calls a function of tensors on the server atomically; see `TableShard.call`."""
+        """Calls a function of tensors on the server atomically; see `TableShard.call`.
+
+        Args:
+          function: see `TableShard.call`.
+          *arrays: see `TableShard.call`.
+          state: see `TableShard.call`.
+          idempotent: see `TableShard.call`.
+          finish: function of what `function` returns; runs on the server as well, but without the
+            lock, and its results are returned instead.
+        """
         arrays = tuple(np.asarray(array) for array in arrays)
         # `build` captures the specs, not the arrays, because its cache key has all captured values.
         specs = [
@@ -121,6 +139,13 @@ class RemoteTableShard(TableShard):
                 return [] if structure[-1] is None else tf.nest.flatten(structure[-1])
 
             done, results = self._server.locked(body)
+            if finish is not None:
+                with self._server.building(), tf.control_dependencies([done]):
+                    unlocked = tf.nest.map_structure(
+                        tf.identity, tf.nest.pack_sequence_as(structure[-1], results)
+                    )
+                    structure.append(finish(unlocked))
+                    results = tf.nest.flatten(structure[-1])
             return feeds, done, results, structure
 
         # If the server is restarted, the call is repeated, because what it did is lost unless the
@@ -130,6 +155,36 @@ class RemoteTableShard(TableShard):
             [results, done], dict(zip(feeds, arrays, strict=True)), idempotent=idempotent
         )
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
+
+    def call_on_table(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *arrays: Any,
+        state: Iterable[Hashable] = (),
+        idempotent: bool = False,
+    ) -> Any:
+        """Calls a function of a table on the server; see `TableShard.call_on_table`.
+
+        The tables of a group share one graph, which gets the position of the table. With a graph
+        for each of them, the time for an operation on all tables would grow with the square of
+        their number, because TensorFlow copies all functions whenever a graph is extended.
+        """
+        table = self.tables[name]
+        alike = [each for each in self.tables.values() if each.store is table.store]
+
+        def call(position: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            results = []
+
+            def branch(each: Table) -> Any:
+                results.append(function(each, *tensors))
+                return tf.zeros([]) if results[-1] is None else results[-1]
+
+            chosen = tf.switch_case(position, [functools.partial(branch, each) for each in alike])
+            return None if results[-1] is None else chosen
+
+        position = np.int32(alike.index(table))
+        return self.call(call, position, *arrays, state=state, idempotent=idempotent)
 
     def call_together(
         self,

@@ -98,6 +98,14 @@ class Table:
         self.add_counts(evicted=evicted)
         return evicted
 
+    def size(self) -> tf.Tensor:
+        """Returns the number of ids with a row, int64."""
+        return self.map.size()
+
+    def all(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all ids with a row and their rows, in no particular order."""
+        return self.map.all()
+
     def find(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of ids; -1 for ids without a row."""
         rows = self.map.find(ids)

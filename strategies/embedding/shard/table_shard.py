@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from strategies.embedding.inputs import Bags
 from strategies.embedding.shard.capacity import split_capacity
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.row_store import RowStore
+from strategies.embedding.shard.server_writer import ServerWriter
 from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.embedding.shard.step_times import StepTimes
 from strategies.embedding.shard.table import STATISTICS, Table
@@ -160,6 +162,11 @@ class TableShard:
         """Whether this worker saves and restores the shard."""
         return True
 
+    @property
+    def writer(self) -> ServerWriter | None:
+        """Writes files on the server that stores the rows; None if this process stores them."""
+        return None
+
     def _capacity(self, config: TableConfig) -> int | None:
         if config.overflow == "error" or config.input_dim is None:
             return None
@@ -204,6 +211,31 @@ class TableShard:
         with tf.init_scope():
             result = function(*(tf.constant(array) for array in arrays))
         return None if result is None else tf.nest.map_structure(np.asarray, result)
+
+    def call_on_table(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *arrays: Any,
+        state: Iterable[Hashable] = (),
+        idempotent: bool = False,
+    ) -> Any:
+        """Calls a function of a table and of tensors; see `call`.
+
+        Args:
+          name: name of the table.
+          function: function whose first argument is the table. Its results must have the same
+            structure and dtypes for all tables of a group, which may share a graph.
+          *arrays: see `call`.
+          state: see `call`.
+          idempotent: see `call`.
+        """
+        return self.call(
+            functools.partial(function, self.tables[name]),
+            *arrays,
+            state=state,
+            idempotent=idempotent,
+        )
 
     def samples(self) -> Iterable[Sample]:
         """Returns numbers of the tables' rows, for the page of metrics.

@@ -30,6 +30,7 @@ slow = pytest.mark.slow
             "what_is_loaded_is_saved_again_before_an_optimizer_is_made",
             "a_step_of_a_program_sees_the_steps_before_it",
             "what_is_saved_is_of_one_moment",
+            "servers_write_their_rows_where_they_see_the_directory",
         ],
     ),
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strategies.embedding.checkpoint import npy_stream
-from strategies.embedding.checkpoint.row_checkpoint import part_files
+from strategies.embedding.checkpoint.part_files import part_files
 from strategies.files.atomic_files import read_json, write_json
 from strategies.live import delta_folder
 from strategies.live.contents import Contents, ServedRows, ServedVariable
@@ -26,12 +26,12 @@ def write(directory, delta=DELTA, workers=2):
     folder = delta_folder.unpublished(directory, delta.number)
     folder.mkdir(parents=True)
     for rank in range(workers):
-        with part_files(folder, rank) as files_of:
-            with files_of(0) as files:
+        with part_files(folder, rank) as part:
+            with part.of_table(0) as files:
                 files.append({"ids": np.array([rank + 1]), "rows": np.float32([[rank, 5.0]])})
                 files.append({"removed": np.array([rank + 10])})
             if rank == 0:  # the other worker has no part of this table
-                with files_of(1) as files:
+                with part.of_table(1) as files:
                     ids = np.array([3], np.int64)
                     files.append({"ids": ids, "rows": np.float32([[9.0]]), "present_ids": ids})
     delta_folder.write_variables(folder, VALUES)

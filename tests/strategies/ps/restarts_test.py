@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.support.job import HANGING_SECONDS
-from tests.support.restarted_servers import PROGRAM, RestartedServers, faults_in
+from tests.support.restarted_tasks import PROGRAM, RestartedTasks, server_faults_in
 
 SLOW = pytest.mark.slow
 MODES = ["async", "half_async", "geo"]
@@ -28,13 +28,14 @@ SEED = os.environ.get("KERAS_STRATEGIES_TEST_SEED", "1")
 )
 def test_workers_continue_with_a_restarted_server(forked, mode, servers):
     chance = random.Random(f"{SEED} {mode} {servers}")
-    training = RestartedServers(forked, mode, servers, restarts=KILLS)
+    training = RestartedTasks(forked, mode, servers, restarts=KILLS)
     training.wait_until_saved()
     for _ in range(KILLS):
-        training.kill(chance)
+        training.kill_server(chance)
     code, output = training.finish()
     assert code == 0, output
-    assert not faults_in(output, servers, KILLS), (faults_in(output, servers, KILLS), output)
+    fault = server_faults_in(output, servers, KILLS)
+    assert not fault, (fault, output)
     assert training.starts() == [1, 1]
     assert not list(forked.directory.glob("keras-strategies-*")), "saves are removed"
     forked.assert_nothing_left()
@@ -44,9 +45,9 @@ def test_workers_continue_with_a_restarted_server(forked, mode, servers):
 @pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
 def test_a_model_of_keras_continues_with_a_restarted_server(forked, mode):
     program = PROGRAM.with_name("servers_restarted_model.py")
-    training = RestartedServers(forked, mode, 1, restarts=1, program=program)
+    training = RestartedTasks(forked, mode, 1, restarts=1, program=program)
     training.wait_until_saved()
-    training.kill(random.Random(SEED))
+    training.kill_server(random.Random(SEED))
     code, output = training.finish()
     assert code == 0 and output.count("] passed") == 2, output
     assert output.count(" serves again at ") == 1, output

@@ -193,7 +193,7 @@ def test_npy_files_of_another_system(tmp_path, prefix):
 def in_pieces_of(monkeypatch, layer, rows):
     """Lets rows be moved in pieces of so many."""
     size = layer._require_tables().table(None).store.row_bytes() * rows
-    monkeypatch.setattr(snapshot, "_CHUNK_BYTES", size)
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", size)
     monkeypatch.setattr(npy_stream, "_CHUNK_BYTES", size)
 
 

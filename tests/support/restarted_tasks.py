@@ -1,4 +1,4 @@
-"""Jobs whose servers are killed and restarted in place, and what they say of it."""
+"""Jobs whose servers or workers are killed and restarted alone, and what they say of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from tests.support.job import HANGING_SECONDS, Job
 
 PROGRAM = Path(__file__).resolve().parent.parent / "distributed" / "servers_restarted.py"
 WORKERS = 2
+# The steps of one worker whose updates may not have reached all servers: in "async" and
+# "half_async", those that are merged and those that are sent; in "geo", those since the exchange.
+_MOST_UNDER_WAY = 8
 
 
-class RestartedServers:
+class RestartedTasks:
     """A job of two workers that train until they are told to stop, and its servers.
 
     Args:
@@ -27,12 +30,17 @@ class RestartedServers:
       servers: the number of servers.
       restarts: how often a task may be restarted.
       program: what the workers run: it writes the files that servers_restarted.py describes.
+
+    Attributes:
+      kills: how many servers were killed.
+      kills_of: how often each worker was killed.
     """
 
     def __init__(self, job: Job, mode: str, servers: int, restarts: int, program: Path = PROGRAM):
         self.job = job
         self.servers = servers
         self.kills = 0
+        self.kills_of = [0] * WORKERS
         job.environ["TMPDIR"] = str(job.directory)
         self.process: subprocess.Popen = job.start(
             "--workers", WORKERS, "--ps", servers, "--max-restarts", restarts, "--server-saves", 1,
@@ -71,14 +79,27 @@ class RestartedServers:
 
         self.job.wait_for(lambda: self.process.poll() is not None or is_saved(), HANGING_SECONDS)
 
-    def kill(self, chance: random.Random) -> float:
+    def kill_server(self, chance: random.Random) -> float:
         """Kills a server at a random moment; returns the seconds until all workers continued."""
         time.sleep(chance.random() * 2)
-        victims = self._processes()
+        victims = self._servers()
         if len(victims) < self.servers:  # the job has ended; its output says why
             return 0.0
-        os.kill(chance.choice(victims).pid, signal.SIGKILL)
         self.kills += 1
+        return self._kill(chance.choice(victims).pid)
+
+    def kill_worker(self, chance: random.Random) -> float:
+        """Kills a worker at a random moment; returns the seconds until all workers continued."""
+        time.sleep(chance.random() * 2)
+        victim = chance.randrange(WORKERS)
+        pid = int(self.lines(f"pids-{victim}")[-1])
+        if not psutil.pid_exists(pid):  # the job has ended; its output says why
+            return 0.0
+        self.kills_of[victim] += 1
+        return self._kill(pid)
+
+    def _kill(self, pid: int) -> float:
+        os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
         # At most one step was under way; the steps behind it are on the restarted server.
         self.wait_for_steps(10)
@@ -86,7 +107,7 @@ class RestartedServers:
         self.wait_for_steps(40)
         return seconds
 
-    def _processes(self) -> list[psutil.Process]:
+    def _servers(self) -> list[psutil.Process]:
         return [each for each in self.job.processes() if "strategies.serve" in each.cmdline()]
 
     def finish(self) -> tuple[int | None, str]:
@@ -98,9 +119,43 @@ class RestartedServers:
         """Returns how often each worker was started."""
         return [len(self.lines(f"pids-{rank}")) for rank in range(WORKERS)]
 
+    def lost_steps(self, output: str) -> list[int]:
+        """Returns for each worker how many of the steps that it recorded no server has applied.
 
-def faults_in(output: str, servers: int, kills: int) -> str:
-    """Returns what is wrong with the output of a job that has ended; "" if nothing is.
+        A worker that is killed has recorded a step before its update has reached the servers, or
+        has not recorded one whose update has.
+        """
+        pattern = r"steps of worker (\d): \d+ taken, (\d+) made on ps \d"
+        made: list[list[int]] = [[] for _ in range(WORKERS)]
+        for worker, number in re.findall(pattern, output):
+            made[int(worker)].append(int(number))
+        return [len(self.lines(f"steps-{rank}")) - max(made[rank]) for rank in range(WORKERS)]
+
+
+def worker_faults_in(output: str, training: RestartedTasks) -> str:
+    """Returns what is wrong with the output of a job whose workers were killed; "" if nothing is.
+
+    No other task may have been restarted. The program itself compares the variables, rows and
+    counts on the servers with their closed forms.
+    """
+    if (count := output.count("] passed")) != WORKERS:
+        return f"{count} workers have passed"
+    expected = [1 + kills for kills in training.kills_of]
+    if (starts := training.starts()) != expected:
+        return f"workers were started {starts} times, where {expected} are expected"
+    if output.count(" alone, the other tasks continue") != sum(training.kills_of):
+        return f"not {sum(training.kills_of)} restarts alone"
+    if (count := len(re.findall(r"\] ps \d serves at", output))) != training.servers:
+        return f"{count} starts of servers"
+    lost = training.lost_steps(output)
+    for rank, kills in enumerate(training.kills_of):
+        if not -kills <= lost[rank] <= _MOST_UNDER_WAY * kills:
+            return f"worker {rank}: {lost[rank]} recorded steps lost in {kills} kills"
+    return ""
+
+
+def server_faults_in(output: str, servers: int, kills: int) -> str:
+    """Returns what is wrong with the output of a job whose servers were killed; "" if nothing is.
 
     The steps that a server has applied are those that a worker has taken, without those that it
     says are lost.
