@@ -103,9 +103,8 @@ class Checkpoint(Callback):
     Args:
       directory: a directory that all workers can access.
       every_steps: the number of steps from one checkpoint to the next. With
-        `steps_per_execution`, a checkpoint is saved at the next end of an execution. If Keras does
-        not know the number of steps in an epoch, or workers are not in step, it is saved at the
-        next end of an epoch.
+        `steps_per_execution`, a checkpoint is saved at the next end of an execution. If workers are
+        not in step, it is saved at the next end of an epoch.
       background: whether training goes on while a checkpoint is written. None, the default, is True
         if workers train in step.
 
@@ -224,12 +223,14 @@ class Checkpoint(Callback):
         self._epoch, self._batch = epoch, 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Saves a checkpoint if one is due and the epoch is known to continue."""
+        """Saves a checkpoint if one is due."""
         if self._position is None and not batch and not self._to_skip:
             self._position = IteratorPosition.begin(running_fit().iterator)
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
         self._advance(self._epoch, batch)
-        if self._in_step and self._is_due() and (self.params or {}).get("steps"):
+        # If the length of the data is unknown, there may be no such batch. Then a resumed epoch
+        # ends at once.
+        if self._in_step and self._is_due():
             self._save(self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -300,9 +301,8 @@ class Checkpoint(Callback):
         # Not before, because nothing would release it if the above fails.
         self._termination = DelayedTermination(_TERMINATION_SECONDS)
         self._poll = _Poll(collectives, self._step)
-        # Without rows nothing is written before the cut. Without a known number of steps, training
-        # can be resumed at the start of an epoch only, so the cut has to be at this one.
-        cut = not self._saving.has_rows or not (self.params or {}).get("steps")
+        # Without rows nothing is written before the cut.
+        cut = not self._saving.has_rows
         self._advance(epoch, batch, wait=not self._in_background, cut=cut)
 
     def _advance(self, epoch: int, batch: int, wait: bool = False, cut: bool = False) -> None:
@@ -326,17 +326,17 @@ class Checkpoint(Callback):
             try:
                 saving.finish_stage()
                 if saving.is_published:
+                    self._last_save = time.time(), time.monotonic() - self._save_begin
                     return
                 if saving.is_cut:
                     saving.publish()
                     self._watch_size(saving.position_bytes)
-                    self._last_save = time.time(), time.monotonic() - self._save_begin
                 else:
                     saving.cut(self._step, epoch, batch, self._position_to_save(), self._data())
                     self._saved_step = self._step
                 self._saving = saving
             finally:
-                if self._saving is None or saving.is_published:  # or it is given up by an error
+                if self._saving is None:  # it is published, or given up by an error
                     self._termination.release()
 
     def _position_to_save(self) -> Any:

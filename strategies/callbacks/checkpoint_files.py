@@ -70,7 +70,7 @@ class CheckpointSave:
     2. `cut`, between two steps: the rows that have changed since and a copy of the other variables
        are taken. The checkpoint is of this step. They are written while training goes on.
     3. `publish`, when all workers have written: the new checkpoint takes the place of the last one,
-       whose files are removed while training goes on.
+       whose files are removed. Training goes on meanwhile.
 
     All workers create it between the same two steps, and call its methods between the same two
     later steps.
@@ -79,13 +79,14 @@ class CheckpointSave:
       path: the directory of the checkpoints.
       model: the model.
       collectives: the workers.
-      background: whether training goes on meanwhile. If not, each stage ends before the call does.
+      background: whether training goes on meanwhile. If not, no copy of the state is made, and the
+        caller waits for each stage.
       is_divided: whether all workers have the same variables, so that each can write a part of
         them. If not, the first one writes its own.
 
     Attributes:
       is_cut: whether the checkpoint has a step.
-      is_published: whether it is the newest checkpoint.
+      is_published: whether it is the newest checkpoint, as of the last `finish_stage`.
       position_bytes: the size of the position in the data, once it is written.
     """
 
@@ -97,7 +98,7 @@ class CheckpointSave:
         background: bool,
         is_divided: bool,
     ):
-        self.is_cut = self.is_published = False
+        self.is_cut = self.is_published = self._is_publishing = False
         self.position_bytes = 0
         self._path = path
         self._folder = path / _UNFINISHED
@@ -152,6 +153,7 @@ class CheckpointSave:
             if isinstance(error, OSError):
                 raise error
         raise_on_all(self._collectives, "Saving a checkpoint", error)
+        self.is_published = self._is_publishing
 
     def stop(self) -> None:
         """Ends this worker's writing, for a checkpoint that is given up."""
@@ -248,29 +250,25 @@ class CheckpointSave:
 
     def publish(self) -> None:
         """Makes this the newest checkpoint, and removes the last one."""
-        self.is_published = True
-        folder = self._path / self._latest["folder"]
-        with self._all_writing(self._folder):
-            for rows in self._rows:
-                rows.publish()
-            if self._collectives.rank == 0:
-                flush_to_disk(self._folder)
-                remove(folder)
-                self._folder.rename(folder)
-                # Last: this makes the folder the newest checkpoint.
-                write_json(self._path / _LATEST, self._latest)
-        if self._background:
-            # A file system may take a second to free the files of many rows.
-            self._task = BackgroundTask(lambda _: self._remove_others(folder), "checkpoint")
-            return
-        with self._all_writing():
-            self._remove_others(folder)
+        self._is_publishing = True
+        # In the thread as well: a disk that is busy takes a tenth of a second for each flush, and a
+        # file system a second to free the files of many rows.
+        self._task = BackgroundTask(lambda _: self._publish(), "checkpoint")
 
-    def _remove_others(self, folder: Path) -> None:
-        if self._collectives.rank == 0:
-            for other in self._path.glob("step-*"):
-                if other != folder:
-                    remove(other)
+    def _publish(self) -> None:
+        if self._collectives.rank != 0:
+            return
+        folder = self._path / self._latest["folder"]
+        for rows in self._rows:
+            rows.publish()
+        flush_to_disk(self._folder)
+        remove(folder)
+        self._folder.rename(folder)
+        # This makes the folder the newest checkpoint.
+        write_json(self._path / _LATEST, self._latest)
+        for other in self._path.glob("step-*"):
+            if other != folder:
+                remove(other)
 
 
 def read(path: Path, model: Any) -> tuple[dict[str, Any], list[np.ndarray]] | None:

@@ -186,6 +186,32 @@ def test_it_ends_with_the_bits_of_the_whole(tmp_path, stops, options):
     assert_same(train(tmp_path, **options), whole)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"embedding": True}, marks=SLOW)], ids=["dense", "rows"]
+)
+def test_a_checkpoint_at_the_end_of_data_of_unknown_length(tmp_path, options):
+    class InterruptedEpoch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Interrupted
+
+    options |= {"known": False, "every": 5, "background": False}
+    whole = train(None, **options)
+    with pytest.raises(Interrupted):
+        train(tmp_path, InterruptedEpoch(), **options)
+    latest = json.loads((tmp_path / "latest.json").read_text())
+    assert (latest["step"], latest["epoch"], latest["batch"]) == (10, 1, 5)
+    assert_same(train(tmp_path, **options), whole)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_checkpoint_within_an_epoch_of_unknown_length(tmp_path):
+    with pytest.raises(Interrupted):
+        train(tmp_path, Interruption(4), known=False, background=False)
+    assert json.loads((tmp_path / "latest.json").read_text())["step"] == 3
+
+
 @pytest.mark.parametrize(
     "embedding", [pytest.param(False, marks=SLOW), True], ids=["dense", "rows"]
 )
