@@ -32,6 +32,7 @@ parser.add_argument(
     "--flush", type=float, default=0.0, help="seconds that each flush to disk takes"
 )
 parser.add_argument("--embedding", action="store_true")
+parser.add_argument("--evict", action="store_true", help="rows of ids that a full table evicts")
 parser.add_argument("--lost", type=int, default=0, help="of so many workers the last is lost")
 parser.add_argument("--replicas", type=int)
 parser.add_argument("--strategy", help="of one process with two replicas")
@@ -86,7 +87,7 @@ class Kill(keras.callbacks.Callback):
 random = np.random.default_rng(0)
 x = random.normal(size=[60, 4]).astype("float32")
 y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
-ids = random.integers(0, 20, [60, 1])
+ids = random.integers(0, 40 if arguments.evict else 20, [60, 1])
 data = data_of_all = tf.data.Dataset.from_tensor_slices(((x, ids), y)).shuffle(60).batch(8)
 if arguments.files:
     folder = Path(tempfile.mkdtemp())
@@ -109,7 +110,9 @@ with strategy.scope():
     inputs = keras.Input([4]), keras.Input([1], dtype="int64")
     hidden = keras.layers.Dense(8, "relu")(inputs[0])
     if arguments.embedding:
-        rows = strategies.DistributedEmbedding(4, name="rows")(inputs[1])
+        # Of the 40 ids, one of two workers has place for 9, and a step has 8.
+        bound = {"input_dim": 18, "overflow": "evict"} if arguments.evict else {}
+        rows = strategies.DistributedEmbedding(4, name="rows", **bound)(inputs[1])
         hidden = keras.layers.Concatenate()([hidden, keras.layers.Flatten()(rows)])
     hidden = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(hidden))
     outputs = keras.layers.Dense(1, "sigmoid")(hidden)
@@ -132,4 +135,7 @@ if arguments.embedding:
     values += model.get_layer("rows").rows()
 digest = hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values))
 print("weights", rank, digest.hexdigest(), int(model.optimizer.iterations.numpy()), flush=True)
+if arguments.evict:
+    evicted = model.get_layer("rows").statistics()["rows"]["evicted"]
+    assert evicted, "no row was evicted"
 print("loss", *history.history["loss"][-1:], flush=True)

@@ -39,11 +39,11 @@ class Kill(keras.callbacks.Callback):
 
 
 def write_files(folder):
-    random = np.random.default_rng(0)
     for number in range(FILES):
         if not (path := folder / f"{number}.txt").exists():
-            lines = [" ".join(map("{:.6f}".format, each)) for each in
-                     random.normal(size=[LINES_OF_A_FILE, 4])]  # fmt: skip
+            # By the number of the file, because another worker may have written those before.
+            values = np.random.default_rng(number).normal(size=[LINES_OF_A_FILE, 4])
+            lines = [" ".join(map("{:.6f}".format, each)) for each in values]
             partial = folder / f"partial-{os.getpid()}"
             partial.write_text("".join(f"{line:<{LINE_BYTES - 1}}\n" for line in lines))
             partial.rename(path)
@@ -79,6 +79,8 @@ def main():
     else:
         lines = tf.data.TextLineDataset(sorted(map(str, arguments.directory.glob("*.txt"))))
         data = lines.shuffle(SHUFFLE, seed=1).map(parse).batch(BATCH)
+        # Several workers need the length, without which they would ask one another in each step.
+        data = data.apply(tf.data.experimental.assert_cardinality(STEPS))
     with strategy.scope():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
         model.compile("adam", "mse")

@@ -256,6 +256,7 @@ WAYS = {
     "Horovod": Way(_WORKERS, _TWO, communication="horovod"),
     "TensorFlow's collectives": Way(_WORKERS, _TWO, communication="tensorflow"),
     "split optimizer state": Way(_WORKERS, _TWO, ("--reduce",)),
+    "rows evicted by a full table": Way(_WORKERS, _TWO, ("--evict",)),
     "servers, sync": Way(_SERVERS, _SERVED),
     "servers, async": Way(_SERVERS, _SERVED, ("--mode", "async"), is_in_step=False),
     "servers, half_async": Way(_SERVERS, _SERVED, ("--mode", "half_async"), is_in_step=False),
