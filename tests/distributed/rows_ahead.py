@@ -22,8 +22,8 @@ EVICTING = {"eviction": strategies.Eviction(age=3, every=2)}
 
 
 def dataset():
-    # Of a shuffle with an order for each epoch, `fit` skips orders that the dataset of prefetch_rows
-    # does not.
+    # If a shuffle had an order for each epoch, `fit` would skip orders that the dataset of
+    # prefetch_rows does not skip.
     return tf.data.Dataset.from_tensor_slices((IDS, Y)).shuffle(200, 3, False).batch(16)
 
 
