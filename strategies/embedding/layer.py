@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from strategies.embedding.checkpoint import keras_saving as saving
 from strategies.embedding.checkpoint.keras_saving import RowsInCheckpoint, serialize_config
 from strategies.embedding.config import Admission, Eviction, FeatureConfig, TableConfig
 from strategies.embedding.inputs import Bags
+from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.shard.initializers import initial_rows
-from strategies.embedding.shard.table_shard import TableSpecs
+from strategies.embedding.shard.table_shard import Group, TableSpecs
 from strategies.embedding.tables import Tables
 from strategies.embedding.validation import (
     bags_of,
@@ -152,6 +154,9 @@ class EmbeddingLayer:
         self.tables: Tables | None = None
         # The arguments of a `restore_rows` that was called before the layer was built.
         self._restored: tuple[Mapping[str, np.ndarray], bool] | None = None
+        # Set by prefetch_rows if workers exchange rows ahead. Not a dictionary, whose class Keras
+        # would replace.
+        self._batch_keys: Mapping[Group, BatchKeys] | None = None
         self._saved_rows = RowsInCheckpoint(self)
         self._recognize_slots()
 
@@ -189,6 +194,8 @@ class EmbeddingLayer:
                 fused_optimizer.build(weight, self._lead())
         self.tables = tables
         self.built = True
+        if self._batch_keys is not None:
+            tables.exchange_ahead(self._batch_keys)
         if self._restored is not None:
             self.restore_rows(*self._restored)
             self._restored = None
@@ -244,6 +251,25 @@ class EmbeddingLayer:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             self.add_loss(tf.add_n(penalties) * replicas)
         return outputs[""] if self._is_single else outputs
+
+    def expect_batches(self, replicas: int) -> Mapping[Group, BatchKeys]:
+        """Lets each step exchange the rows of the next batch; all workers must call it together.
+
+        Args:
+          replicas: the number of replicas of a worker.
+
+        Returns:
+          What takes the keys of the next batches, by group.
+
+        Raises:
+          ValueError: if the layer was trained before, or cannot exchange rows ahead.
+        """
+        if self._batch_keys is None:
+            keys = MappingProxyType({group: BatchKeys(replicas) for group in self.specs.groups})
+            if self.tables is not None:
+                self.tables.exchange_ahead(keys)
+            self._batch_keys = keys
+        return self._batch_keys
 
     def bags(self, inputs: Any, weights: Any = None) -> dict[str, Bags]:
         """Returns the bags of ids by feature."""

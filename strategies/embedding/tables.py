@@ -22,6 +22,7 @@ from strategies.embedding.checkpoint.snapshot import Arrays
 from strategies.embedding.checkpoint.weight_tokens import Snapshots
 from strategies.embedding.config import TableConfig
 from strategies.embedding.inputs import Bags, int64_array
+from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.group_lookup import Lookup
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
@@ -177,6 +178,15 @@ class Tables:
     ) -> None:
         """Submits the lookup of a future step to a queue."""
         self._lookups[group].router.prefetch(queue, keys, starts_step)
+
+    def exchange_ahead(self, keys: Mapping[Group, BatchKeys]) -> None:
+        """Lets each step exchange the rows of the next batch; all workers must call it together.
+
+        Args:
+          keys: the keys of the next batches, by group.
+        """
+        for group, lookup in self._lookups.items():
+            lookup.router.exchange_ahead(keys[group])
 
     def outputs(
         self, bags: Mapping[str, Bags], training: bool | None, dtype: str

@@ -23,10 +23,15 @@ class TableBackend(Protocol):
     Attributes:
       may_prefetch: whether rows may be looked up before the step that needs them, although steps in
         between may change them.
+      may_exchange_ahead: whether workers in step may exchange rows during the step before.
     """
 
     @property
     def may_prefetch(self) -> bool:
+        """See the class."""
+
+    @property
+    def may_exchange_ahead(self) -> bool:
         """See the class."""
 
     def check(self, specs: TableSpecs) -> None:

@@ -34,6 +34,9 @@ class ServerBackend:
         """Whether workers are not in step, so that rows may lack updates of others in any case."""
         return not self._strategy.extended.in_step
 
+    # All workers' ids are looked up in one call, and each gets its rows in the response.
+    may_exchange_ahead = False
+
     def check(self, specs: TableSpecs) -> None:
         """Raises ValueError if parameter servers do not support one of the tables."""
         for configs in specs.groups.values():

@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.collectives.shared_memory import SharedMemoryCollectives
+from strategies.collectives.workers import collectives_of
 from strategies.embedding.lookup.all_to_all import AllToAll
 from strategies.embedding.lookup.fused_optimizer import FusedOptimizer
 from strategies.embedding.lookup.replicated import ReplicatedRouter
@@ -34,6 +36,12 @@ class WorkerBackend:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
+
+    @property
+    def may_exchange_ahead(self) -> bool:
+        """Whether rows are exchanged over a network; see [Note: rows ahead of time]."""
+        collectives = collectives_of(self._strategy)
+        return collectives.size > 1 and not isinstance(collectives, SharedMemoryCollectives)
 
     def check(self, specs: TableSpecs) -> None:
         """Does nothing: workers support all tables."""

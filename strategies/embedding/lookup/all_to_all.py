@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.shard.hashing import shard_of
 from strategies.reduction.row_wire import RowWire
 from strategies.utils.devices import HOST
+
+
+class Exchange(NamedTuple):
+    """Keys that were sent to their owners, and those that were received.
+
+    Attributes:
+      sent: the sent keys, ordered by owner.
+      order: original positions of the sent keys; None if they were already ordered.
+      counts: number of sent keys for each worker.
+      received: the keys that this worker received and owns, ordered by sender.
+      received_counts: number of received keys from each worker.
+    """
+
+    sent: tf.Tensor
+    order: tf.Tensor | None
+    counts: tf.Tensor
+    received: tf.Tensor
+    received_counts: tf.Tensor
 
 
 class AllToAll:
@@ -20,19 +40,25 @@ class AllToAll:
 
     def __init__(self, collectives: Collectives, wire: RowWire):
         self.collectives = collectives
-        self._wire = wire
+        self.wire = wire
 
     def send(self, keys: tf.Tensor) -> SentKeys:
         """Sends each key, a row of int64 [n, k], to the owner of the id in column 1."""
         if self.collectives.size == 1:
-            return SentKeys(self.collectives, self._wire, keys, None, tf.shape(keys)[:1])
+            count = tf.shape(keys)[:1]
+            return self.sent(Exchange(keys, None, count, keys, count))
         owners = shard_of(keys[:, 1], self.collectives.size)
         order = tf.argsort(owners, stable=True)
         with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
             counts = tf.math.bincount(
                 tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
             )
-        return SentKeys(self.collectives, self._wire, tf.gather(keys, order), order, counts)
+        keys = tf.gather(keys, order)
+        return self.sent(Exchange(keys, order, counts, *self.collectives.all_to_all(keys, counts)))
+
+    def sent(self, exchange: Exchange) -> SentKeys:
+        """Returns keys that have been exchanged."""
+        return SentKeys(self.collectives, self.wire, exchange)
 
 
 class SentKeys:
@@ -41,33 +67,27 @@ class SentKeys:
     Args:
       collectives: collectives among the workers.
       wire: form in which values are exchanged.
-      keys: keys to send, ordered by owner.
-      order: original positions of the keys; None if they were already ordered.
-      counts: number of keys for each worker.
+      exchange: the keys.
 
     Attributes:
-      keys: keys that this worker received and owns.
+      exchange: the keys.
     """
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        wire: RowWire,
-        keys: tf.Tensor,
-        order: tf.Tensor | None,
-        counts: tf.Tensor,
-    ):
+    def __init__(self, collectives: Collectives, wire: RowWire, exchange: Exchange):
         self._collectives = collectives
-        self._wire = wire
-        self._order = order
-        self._counts = counts
-        self._sent = keys
-        self.keys, self._received_counts = collectives.all_to_all(keys, counts)
+        self.wire = wire
+        self.exchange = exchange
+
+    @property
+    def keys(self) -> tf.Tensor:
+        """The keys that this worker received and owns."""
+        return self.exchange.received
 
     def local_keys(self) -> tf.Tensor:
         """Returns the sent keys that this worker owns itself, [m, k]."""
-        start = tf.reduce_sum(self._counts[: self._collectives.rank])
-        return self._sent[start : start + self._counts[self._collectives.rank]]
+        counts, rank = self.exchange.counts, self._collectives.rank
+        start = tf.reduce_sum(counts[:rank])
+        return self.exchange.sent[start : start + counts[rank]]
 
     def gather_from_owners(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the owners' values of the sent keys, [n, width].
@@ -75,10 +95,17 @@ class SentKeys:
         Args:
           values: this worker's values of the received keys, [m, width].
         """
-        values = self._exchange(values, self._received_counts)
-        if self._order is None:
+        return self.in_order(self.gather_sorted(values))
+
+    def gather_sorted(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the same as `gather_from_owners`, ordered by owner."""
+        return self._exchange(values, self.exchange.received_counts)
+
+    def in_order(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns values that are ordered by owner in the order of the keys that were sent."""
+        if self.exchange.order is None:
             return values
-        return tf.gather(values, tf.math.invert_permutation(self._order))
+        return tf.gather(values, tf.math.invert_permutation(self.exchange.order))
 
     def scatter_to_owners(self, values: tf.Tensor) -> tf.Tensor:
         """Returns all workers' values of the received keys, [m, width].
@@ -86,12 +113,12 @@ class SentKeys:
         Args:
           values: this worker's values of the sent keys, [n, width].
         """
-        if self._order is not None:
-            values = tf.gather(values, self._order)
-        return self._exchange(values, self._counts)
+        if self.exchange.order is not None:
+            values = tf.gather(values, self.exchange.order)
+        return self._exchange(values, self.exchange.counts)
 
     def _exchange(self, values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         if self._collectives.size == 1:
             return values
-        sent, _ = self._collectives.all_to_all(self._wire.encode(values), counts)
-        return self._wire.decode(sent, values.shape[1])
+        sent, _ = self._collectives.all_to_all(self.wire.encode(values), counts)
+        return self.wire.decode(sent, values.shape[1])

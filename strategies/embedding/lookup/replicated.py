@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_limits, join
 from strategies.embedding.lookup.traffic import TrafficCounter
@@ -72,6 +73,9 @@ class ReplicatedRouter:
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
         """Does nothing: the rows are on this worker."""
+
+    def exchange_ahead(self, keys: BatchKeys) -> None:
+        """Does nothing: each worker has all rows."""
 
     def clear_prefetched(self) -> None:
         """Does nothing: there are no prefetched lookups."""

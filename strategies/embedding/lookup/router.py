@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.embedding.config import TableConfig
+from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.traffic import TrafficCounter
 from strategies.utils.assertions import assert_in_step
@@ -68,6 +69,13 @@ class LookupRouter(Protocol):
 
     def prefetch(self, queue: PrefetchQueue, keys: np.ndarray, starts_step: bool) -> None:
         """Submits the lookup of a future step to a queue."""
+
+    def exchange_ahead(self, keys: BatchKeys) -> None:
+        """Lets each step exchange the rows of the next batch; see [Note: rows ahead of time].
+
+        Args:
+          keys: the keys of the next batches.
+        """
 
     def clear_prefetched(self) -> None:
         """Discards the results of all lookups submitted so far."""

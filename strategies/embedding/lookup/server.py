@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import (
     LookupResult,
@@ -122,6 +123,9 @@ class ServerRouter:
             )
 
         queue.submit(keys, starts_step, find)
+
+    def exchange_ahead(self, keys: BatchKeys) -> None:
+        """Does nothing: workers in step look all ids up in one call."""
 
     def clear_prefetched(self) -> None:
         """Discards the results of all lookups submitted so far."""
