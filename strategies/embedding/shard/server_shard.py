@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection
 from strategies.ps.extended import ParameterServerExtended
+from strategies.ps.sequence_number import SequenceNumber
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.row_view import RowView
@@ -30,6 +33,19 @@ from tf_config.launcher.progress_file import Sample
 
 # Must not occur in the name of any other variable.
 _NAME = "rows_of_this_server"
+
+
+@dataclass(frozen=True)
+class CallSequence:
+    """Sequence of calls to a server of which each has its effect exactly once.
+
+    Attributes:
+      last: number of the last call that the server has completed.
+      numbers: numbers of future calls.
+    """
+
+    last: SequenceNumber
+    numbers: Iterator[int]
 
 
 class RemoteTableShard(TableShard):
@@ -131,6 +147,36 @@ class RemoteTableShard(TableShard):
         )
         return None if structure[-1] is None else tf.nest.pack_sequence_as(structure[-1], values)
 
+    def new_sequence(self) -> CallSequence:
+        """Returns a sequence of calls of which each has its effect exactly once."""
+        with self._server.building():
+            return CallSequence(SequenceNumber(), itertools.count(1))
+
+    def call_once(
+        self,
+        sequence: CallSequence,
+        function: Callable[..., None],
+        *arrays: Any,
+        state: Iterable[Hashable] = (),
+    ) -> None:
+        """Calls a function on the server that has its effect once, even if the response is lost.
+
+        See [Note: exactly-once updates] in ps/sequence_number.py.
+
+        Args:
+          sequence: sequence of the calls; one call must end before the next one begins.
+          function: function of tensors; see `call`.
+          *arrays: arguments of the function.
+          state: see `TableShard.call`.
+        """
+        last = sequence.last
+
+        def change(number: tf.Tensor, *tensors: tf.Tensor) -> None:
+            last.change_once(number, lambda: function(*tensors))
+
+        number = np.int64(next(sequence.numbers))
+        self.call(change, number, *arrays, state=state, idempotent=True)
+
     def call_together(
         self,
         name: str,
@@ -171,15 +217,20 @@ class RemoteTableShard(TableShard):
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
         """Creates a group's slot variable; returns a handle on the connection of model updates."""
-        variable, again = self._variables[group], self.variables[group]
-        rows = self._slot_array(group, name, row)
-        with self._create_variables(f"{group.label}/{name}"):
-            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
-        variable.add_slot(name, slot)
+        self.add_slot(group, name, row)
+        again = self.variables[group]
         with self._reuse_variables(f"{group.label}/{name}/rows"):
             rows = again.make_slot_array(None)
         with self._reuse_variables(f"{group.label}/{name}"):
             return RowVariable(again.view, row, False, _NAME, None, rows)
+
+    def add_slot(self, group: Group, name: str, row: np.ndarray) -> None:
+        """Creates a group's slot variable."""
+        variable = self._variables[group]
+        rows = self._slot_array(group, name, row)
+        with self._create_variables(f"{group.label}/{name}"):
+            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
+        variable.add_slot(name, slot)
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
         """Creates the rows of a slot variable before the optimizer creates the variable."""

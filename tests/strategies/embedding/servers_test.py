@@ -17,7 +17,7 @@ slow = pytest.mark.slow
     [
         ("async", 40, 2, 2, {"max_merge": 3, "send_queue_size": 5}),
         pytest.param("half_async", 40, 2, 2, {}, marks=slow),
-        pytest.param("geo", 10, 2, 1, {"geo_steps": 3}, marks=slow),
+        pytest.param("geo", 10, 2, 1, {"geo_steps": 3, "geo_rows": "servers"}, marks=slow),
         pytest.param("sync", 5, 3, 2, {}, marks=slow),
     ],
 )
@@ -35,6 +35,26 @@ slow = pytest.mark.slow
 )
 def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, options):
     run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps)
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "ps", "replicas"),
+    [
+        ("keras", 2, 2, 1),
+        *(
+            pytest.param(*job, marks=slow)
+            for job in [
+                ("tf_keras", 2, 1, 1),
+                ("keras", 1, 1, 1),
+                ("tf_keras", 1, 2, 1),
+                ("keras", 2, 1, 2),
+            ]
+        ),
+    ],
+)
+@pytest.mark.parametrize("check", checks_of("servers_geo_rows.py"))
+def test_workers_train_rows_between_exchanges(run_check, check, api, workers, ps, replicas):
+    run_check(check, api, replicas, workers=workers, ps=ps)
 
 
 @slow
