@@ -41,8 +41,9 @@ def prefetch_rows(
     prefetched but not trained on, because training ends before the dataset does, or because `evict`
     or `set_rows` is called in between.
 
-    The dataset is returned unchanged if workers run in step, so that rows cannot be stale, or if
-    the rows are stored on workers. `layer.statistics()` reports how many rows were `prefetched`.
+    The dataset is returned unchanged if workers run in step, so that rows cannot be stale, if the
+    rows are stored on workers, or if workers train them between exchanges, as in the mode "geo"
+    without `geo_rows="servers"`. `layer.statistics()` reports how many rows were `prefetched`.
 
     >>> from strategies.embedding.keras_layer import DistributedEmbedding
     >>> dataset, layer = tf.data.Dataset.range(8).batch(2), DistributedEmbedding(16)

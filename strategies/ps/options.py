@@ -39,6 +39,9 @@ class ParameterServerOptions:
       geo_rows: in "geo", who trains the rows of a `DistributedEmbedding`: "local", each worker
         those that it has used since its last exchange, with its own optimizer; or "servers", the
         servers in every step, so that workers hold no copies of rows. "local" by default.
+      geo_row_cache: in "geo" with `geo_rows="local"`, the number of rows of each table width that a
+        worker keeps after an exchange, those first that it has used most since the last one; none
+        by default.
       compression: "fp16" sends gradients to the servers as float16; None sends them unchanged.
 
     Raises:
@@ -53,6 +56,7 @@ class ParameterServerOptions:
     pull_every: int | None = None
     geo_steps: int | None = None
     geo_rows: str | None = None
+    geo_row_cache: int | None = None
     compression: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +81,11 @@ class ParameterServerOptions:
                     f"{name} can only be used with mode={mode!r}. Received: {name}={value} with "
                     f"mode={self.mode!r}. Omit it."
                 )
+        if self.geo_rows == "servers" and self.geo_row_cache is not None:
+            raise ValueError(
+                "geo_row_cache can only be used with geo_rows='local'. Received: "
+                f"geo_row_cache={self.geo_row_cache} with geo_rows='servers'. Omit one of them."
+            )
 
 
 def _check_geo_rows(value: object) -> None:

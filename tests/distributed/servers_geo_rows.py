@@ -1,9 +1,10 @@
 """Rows that workers train themselves in mode "geo": the rule of an exchange, in closed form.
 
-servers_geo_rows.py keras|tf_keras REPLICAS
+servers_geo_rows.py keras|tf_keras REPLICAS [CACHE]
 
-Each step of a worker takes a part of the rows of ids of its own and of an id of all workers, so that
-what a step does depends on the step before it.
+Each step of a worker takes a part of the rows of ids of its own and of an id of all workers, so
+that what a step does depends on the step before it. With a cache, which is larger than what steps
+use, only the checks of what it changes are made.
 """
 
 import importlib
@@ -17,10 +18,12 @@ from tests.support.assertions import raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of
 
-api, replicas = sys.argv[1], int(sys.argv[2])
+api, replicas, cache = sys.argv[1], int(sys.argv[2]), int(*sys.argv[3:] or [0])
 keras = importlib.import_module(api)
 GEO_STEPS = 4
-strategy = strategies.from_tf_config(mode="geo", geo_steps=GEO_STEPS, num_replicas=replicas)
+strategy = strategies.from_tf_config(
+    mode="geo", geo_steps=GEO_STEPS, geo_row_cache=cache or None, num_replicas=replicas
+)
 rank, size = strategy.extended.workers.rank, strategy.extended.workers.size
 COMMON = -(2**63)
 OWN = [100 + worker for worker in range(size)]
@@ -59,11 +62,12 @@ class Loop:
             self.step(tf.constant([COMMON, OWN[rank], COMMON] if ids is None else ids, tf.int64))
 
     def on_servers(self):
-        """Returns the first number of the row of each id of `IDS`, for all workers at once."""
+        """Returns the first number of the row of each id of `IDS`, when all workers are done."""
         strategies.barrier(strategy)
-        values = self.layer(IDS).numpy()[:, 0]
+        found, rows = all_rows(strategy, self.layer)
         strategies.barrier(strategy)
-        return values
+        values = dict(zip(found.tolist(), rows[:, 0].tolist(), strict=True))
+        return np.array([values.get(each, 1.0) for each in IDS.tolist()])
 
 
 def factors(steps):
@@ -77,6 +81,8 @@ def factors(steps):
 
 def check_rows_of_one_and_of_all_workers():
     """A round is ended by a barrier, before an exchange is due, and a row is forgotten by then."""
+    if cache:
+        return
     loop, old = Loop(), np.ones(len(IDS))
     strategies.barrier(strategy)
     for steps in (2, GEO_STEPS - 1, 1):
@@ -88,22 +94,58 @@ def check_rows_of_one_and_of_all_workers():
         np.testing.assert_allclose(loop.on_servers(), old, rtol=1e-6)
     found, rows = all_rows(strategy, loop.layer)
     np.testing.assert_array_equal(found, np.sort(IDS))
-    np.testing.assert_allclose(rows, np.repeat(old[np.argsort(IDS)][:, np.newaxis], 3, 1), rtol=1e-6)
+    np.testing.assert_allclose(rows[:, 1:], old[np.argsort(IDS)][:, np.newaxis] * [1, 1], rtol=1e-6)
+
+
+def check_what_is_kept_of_a_row():
+    """Workers exchange rows one after the other, so that it is known what each of them gets."""
+    if not cache:
+        return
+    loop = Loop()
+    on_servers = np.ones(len(IDS))
+    bases, kept = np.ones([size, len(IDS)]), np.zeros([size, len(IDS)])
+    for steps in (2, 1, GEO_STEPS - 1, 3):
+        loop.train(steps)
+        local = (bases + kept) * factors(steps)
+        found = loop.layer(IDS[[0, 1 + rank]]).numpy()[:, 0]
+        np.testing.assert_allclose(found, local[rank, [0, 1 + rank]], rtol=1e-6)
+        for worker in range(size):
+            if worker == rank:
+                strategy.extended.drain()
+            strategy.extended.workers.all_gather(tf.constant([0]))
+            changed = local[worker] - bases[worker]
+            on_servers = on_servers + changed / size
+            bases[worker], kept[worker] = on_servers, changed * (1 - 1 / size)
+        np.testing.assert_allclose(loop.on_servers(), on_servers, rtol=1e-6)
+    # Rows that were not used since the last exchange are forgotten at the next one.
+    assert len(local_rows(loop).all()[0]) == 2
+    loop.train(1, [5])
+    strategies.barrier(strategy)
+    assert local_rows(loop).all()[0][:, 1].tolist() == [5]
+    # And all of them when others may have set them.
+    loop.layer.set_rows(np.array([5]), np.full([1, 3], 8.0, np.float32))
+    assert not len(local_rows(loop).all()[0])
+    np.testing.assert_array_equal(loop.layer(np.array([5])).numpy(), 8.0)
+
+
+def local_rows(loop):
+    ((_, lookup),) = loop.layer.tables._lookups.items()
+    return lookup.router._local
 
 
 def check_an_exchange_is_due_every_geo_steps():
+    if cache:
+        return
     loop = Loop()
-    local = loop.layer.tables._lookups  # noqa: SLF001
-    ((_, lookup),) = local.items()
-    rows = lookup.router._local  # noqa: SLF001
+    rows = local_rows(loop)
     for step in range(1, 3 * GEO_STEPS + 1):
         loop.train(1, [COMMON, 1000 * (1 + rank) + step])
         # The row of all steps and one of each since the last exchange.
-        assert len(rows.changed().keys) == 1 + (step - 1) % GEO_STEPS + 1, step
+        assert len(rows.changed(0).keys) == 1 + (step - 1) % GEO_STEPS + 1, step
     # Places of rows that were exchanged are used again.
     assert int(rows.store.view.length.numpy()) == 1 + GEO_STEPS
     strategies.barrier(strategy)
-    assert not len(rows.changed().keys)
+    assert not len(rows.all()[0])
     (counted,) = loop.layer.statistics().values()
     assert counted["rows"] == counted["new"] == 1 + 3 * GEO_STEPS * size, counted
     assert counted["unique"] == 2 * 3 * GEO_STEPS * size, counted
@@ -111,6 +153,8 @@ def check_an_exchange_is_due_every_geo_steps():
 
 
 def check_slot_variables_go_with_the_rows():
+    if cache:
+        return
     loop = Loop(momentum=MOMENTUM)
     rows, velocities = np.ones(size + 1), np.zeros(size + 1)
     strategies.barrier(strategy)
@@ -157,7 +201,7 @@ def check_an_id_is_admitted_by_all_its_occurrences():
         assert found == ([] if step < 3 else [7]), (step, found)
     if size == 1:
         return
-    # The fourth step alone has trained it, on all workers, or the third on the last of them as well.
+    # The fourth step has trained it on all workers, and the third on the last of them.
     row = loop.layer(np.array([7])).numpy()[0, 0]
     assert 0 < row < 1, row
     np.testing.assert_array_equal(loop.layer(np.array([1000])).numpy(), 0.0)
@@ -196,12 +240,14 @@ def check_rows_are_saved_as_they_were_trained():
 
 def check_several_steps_in_a_function():
     """And slot variables that are created while its graph is built, under tf_keras."""
+    if cache:
+        return
     loop = Loop(momentum=MOMENTUM)
 
     @tf.function
     def several(ids):
         for _ in range(2 * GEO_STEPS + 1):
-            loop._step(ids)  # noqa: SLF001
+            loop._step(ids)
 
     several(tf.constant([OWN[rank]], tf.int64))
     row, slot = 1.0, 0.0

@@ -11,7 +11,7 @@ from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_limits, join, split
 from strategies.embedding.lookup.server import ServerRouter
 from strategies.embedding.shard.hashing import shard_of
-from strategies.embedding.shard.local_rows import LocalRows, LocalRowVariable
+from strategies.embedding.shard.local_rows import ChangedRows, LocalRows, LocalRowVariable
 from strategies.embedding.shard.server_shard import RemoteTableShard
 from strategies.embedding.shard.table_keys import TableKeys
 from strategies.embedding.shard.table_shard import Group
@@ -50,6 +50,7 @@ class GeoRouter:
         self._sequences = [shard.new_sequence() for shard in shards]
         self._variable = variable
         self._mode = extended.update_mode
+        self._steps = self._mode.row_steps or 1
         self._wire = RowWire(group.width, group.exchange_dtype)
         self._servers = ServerRouter(extended, shards, group)
         self.traffic = self._servers.traffic
@@ -79,10 +80,11 @@ class GeoRouter:
     def _begin_step(self) -> list[tf.Tensor]:
         """Counts a step, after an exchange if that is due."""
         step = self._local.store.step.read_value()
-        is_due = (step > 0) & tf.equal(step % self._mode.row_steps, 0)
-        done = tf.cond(is_due, self._exchange_in_step, lambda: tf.constant(True))
-        self._local.store.step.assign_add(1, read_value=False)
-        return [done]
+        is_due = (step > 0) & tf.equal(step % self._steps, 0)
+        done = [tf.cond(is_due, self._exchange_in_step, lambda: tf.constant(True))]
+        with tf.control_dependencies(done):
+            self._local.store.step.assign_add(1, read_value=False)
+        return done
 
     def _exchange_in_step(self) -> tf.Tensor:
         def exchange(*_: np.ndarray) -> list[np.ndarray]:
@@ -196,9 +198,9 @@ class GeoRouter:
         has_row = np.zeros([len(keys)], np.bool_)
         values = np.zeros([len(keys), lookup.width], np.float32)
         excess = np.zeros([len(lookup.limited)], np.int64)
+        self._mode.mark_unsent(self.exchange, True)
         if not len(keys):
             return [has_row, values, excess]
-        self._mode.mark_unsent(self.exchange, True)
         steps = self._uncounted(int(step))
         wire = self._wire
 
@@ -232,39 +234,57 @@ class GeoRouter:
         return np.int64(steps)
 
     def exchange(self) -> None:
-        """Sends the changes of this worker's rows to the servers, and forgets the rows."""
+        """Sends the changes of this worker's rows to the servers, and forgets most of the rows.
+
+        Of those that it keeps, it gets the values that all workers have made of them.
+        """
         with tf.init_scope(), tf.device(HOST):
-            changed, counts = self._local.changed(), self._local.take_counts()
+            changed = self._local.changed(self._mode.row_cache)
+            counts = self._local.take_counts()
             steps = self._uncounted(int(self._local.store.step.numpy()))
-            if not (len(changed.keys) or steps or counts.any()):
-                return
-            self.traffic.record_gradients(
-                self.traffic.remote_keys(tf.constant(changed.keys), lambda: changed.keys[:0])
-            )
-            owners = shard_of(tf.constant(changed.keys[:, 1]), len(self._shards)).numpy()
-            workers, slots = self._extended.servers.size, self._variable.live_slots()
-            wire, width = self._wire, self._local.store.width
-            deltas = wire.encode(tf.constant(changed.deltas / workers)).numpy()
+            if len(changed.keys) or steps or counts.any():
+                self._send(changed, counts, steps)
+            self._mode.mark_unsent(self.exchange, self._local.has_changes())
 
-            def add_at(server: ServerConnection) -> None:
-                lookup, shard = self._lookups[server.number], self._shards[server.number]
-                own = owners == shard.index
+    def _send(self, changed: ChangedRows, counts: np.ndarray, steps: np.int64) -> None:
+        self.traffic.record_gradients(
+            self.traffic.remote_keys(tf.constant(changed.keys), lambda: changed.keys[:0])
+        )
+        owners = shard_of(tf.constant(changed.keys[:, 1]), len(self._shards)).numpy()
+        workers, slots = self._extended.servers.size, self._variable.live_slots()
+        wire, width = self._wire, self._local.store.width
+        encoded = wire.encode(tf.constant(changed.deltas / workers))
+        deltas = encoded.numpy()
 
-                def add(keys: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
-                        deltas: tf.Tensor, values: tf.Tensor) -> None:  # fmt: skip
-                    deltas = wire.decode(deltas, width)
-                    lookup.add(keys, counts, steps, deltas, values, slots, workers)
+        def send_to(server: ServerConnection) -> list[np.ndarray]:
+            lookup, shard = self._lookups[server.number], self._shards[server.number]
+            own = owners == shard.index
 
-                # Of the numbers of lookups, the sum over all shards is reported.
-                own_counts = counts if shard.index == 0 else np.zeros_like(counts)
-                shard.call_once(
-                    self._sequences[server.number], add, changed.keys[own], own_counts, steps,
-                    deltas[own], changed.slots[own], state=lookup.slots,
-                )  # fmt: skip
+            def add(keys: tf.Tensor, kept: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
+                    deltas: tf.Tensor, values: tf.Tensor) -> None:  # fmt: skip
+                del kept
+                deltas = wire.decode(deltas, width)
+                lookup.add(keys, counts, steps, deltas, values, slots, workers)
 
-            self._extended.servers.each(add_at)
-            self._local.forget(changed)
-            self._mode.mark_unsent(self.exchange, not self._local.is_empty())
+            def read(keys: tf.Tensor, kept: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
+                has_row, values, each = lookup.read(tf.boolean_mask(keys, kept), slots)
+                return [has_row, wire.encode(values), each]
+
+            # Of the numbers of lookups, the sum over all shards is reported.
+            own_counts = counts if shard.index == 0 else np.zeros_like(counts)
+            return shard.call_once(
+                self._sequences[server.number], add, read, changed.keys[own], changed.kept[own],
+                own_counts, steps, deltas[own], changed.slots[own], state=lookup.slots,
+            )  # fmt: skip
+
+        is_kept = np.zeros([len(owners)], np.bool_)
+        for index, result in enumerate(self._extended.servers.each(send_to)):
+            positions = np.flatnonzero(changed.kept & (owners == index))[result[0]]
+            is_kept[positions] = True
+            sent = tf.gather(wire.decode(encoded, width), positions)
+            values = wire.decode_array(result[1], width)
+            self._local.renew(changed.rows[positions], values, result[2], sent)
+        self._local.forget(changed.keys[~is_kept], changed.rows[~is_kept])
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient unchanged: each worker trains its own rows."""
@@ -274,4 +294,9 @@ class GeoRouter:
         """Does nothing: a step fetches only the rows that the steps before it have not used."""
 
     def clear_prefetched(self) -> None:
-        """Does nothing: rows are forgotten when they are exchanged, before others set them."""
+        """Does nothing: there are no prefetched lookups."""
+
+    def forget_copies(self) -> None:
+        """Forgets all rows, which others may have set."""
+        with tf.init_scope(), tf.device(HOST):
+            self._local.forget(*self._local.all())

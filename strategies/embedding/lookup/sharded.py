@@ -100,3 +100,6 @@ class ShardedRouter:
 
     def clear_prefetched(self) -> None:
         """Does nothing: there are no prefetched lookups."""
+
+    def forget_copies(self) -> None:
+        """Does nothing: each row is on one worker."""

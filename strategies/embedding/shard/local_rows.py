@@ -9,13 +9,15 @@ exchange, N workers apply the rule of `Geo` (ps/modes/geo.py) to the rows that t
   fetched. A sum of such changes does not depend on their order, so no worker waits for another.
 * Each slot variable on the server becomes the mean of its value there and the worker's, in which
   the worker's has the weight 1/N.
-* The worker forgets the row. So it needs memory for the rows of `geo_steps` steps at most, and the
-  next use of the row begins with what all workers have made of it.
+* The worker keeps the rows that it has used most since the last exchange, as many as its cache
+  holds, and forgets the others. A row V that it keeps becomes V + (1 - 1/N) (row - base), with the
+  base V and the slot variables of the server. By default, it keeps none. So it needs memory for the
+  rows of `geo_steps` steps and the cache, and not for all rows.
 
 With one worker, the row on the server is the worker's after each exchange. With N workers, a row
-that only one of them has used moves by 1/N of what this one has changed; what dense variables keep
-of the rest for the next exchange, is lost with the row. PaddlePaddle's GEO keeps a copy of all rows
-on each worker instead, and works with SGD only, because its servers have no slot variables.
+that only one of them has used moves by 1/N of what this one has changed, and the rest is lost with
+a row that is forgotten. PaddlePaddle's GEO has a copy of all rows on each worker, so that nothing
+is lost, and works with SGD only, because its servers have no slot variables.
 
 Servers find rows by ids, and not by references (variables/row_view.py): an update that was computed
 from an earlier value of a row is a change, which is as right for the row's present value. So a
@@ -76,19 +78,22 @@ class LocalRowVariable(RowVariable):
 
 
 class ChangedRows(NamedTuple):
-    """Rows that a worker has trained since it fetched them.
+    """Rows that a worker has trained since the last exchange.
 
     Attributes:
-      keys: number of the table, id and number of its occurrences since then, int64 [n, 3].
+      keys: number of the table, id and number of its occurrences that the servers do not know of,
+        int64 [n, 3].
       rows: numbers of the rows, int64 [n].
-      deltas: differences from the fetched rows, float32 [n, width].
+      deltas: differences from the values on the servers that the worker knows, float32 [n, width].
       slots: slot variables, one beside the other, float32 [n, width * number of slot variables].
+      kept: which of the rows the worker keeps, bool [n].
     """
 
     keys: np.ndarray
     rows: np.ndarray
     deltas: np.ndarray
     slots: np.ndarray
+    kept: np.ndarray
 
 
 class LocalRows:
@@ -106,7 +111,7 @@ class LocalRows:
         self.store = RowStore(variable)
         self._variable = variable
         self._maps = [IdMap() for _ in range(tables)]
-        # The rows as they were fetched.
+        # The values on the servers that the worker knows, with what it has sent since.
         self._bases = GrowableArray((self.store.width,), tf.float32)
         with tf.init_scope(), tf.device(HOST):
             # Numbers of lookups of local rows since the last exchange, and of those that differ.
@@ -144,6 +149,8 @@ class LocalRows:
             ids.insert(part[:, 1], numbers)
         self._variable.table.update(rows, values)
         self._bases.update(rows, values)
+        # Of their occurrences, the server knows; but they are used from now on.
+        self.store.touch(rows, tf.zeros_like(rows))
 
     def set_slots(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Sets slot variables of rows, in the order of `live_slots`; runs eagerly.
@@ -157,26 +164,62 @@ class LocalRows:
             part = values[:, position * self.store.width : (position + 1) * self.store.width]
             arrays[name].update(tf.constant(rows), tf.constant(part))
 
-    def changed(self) -> ChangedRows:
-        """Returns the rows to exchange: all but those with a gradient that is still to be applied.
-
-        It runs eagerly.
-        """
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the keys of all rows, without occurrences, and the rows; runs eagerly."""
         keys, rows = [], []
-        unapplied = self.store.view.unapplied_rows().numpy()
         for number, each in enumerate(self._maps):
             ids, numbers = (array.numpy() for array in each.all())
-            kept = ~np.isin(numbers, unapplied)
-            ids, numbers = ids[kept], numbers[kept]
-            touches = self.store.metadata.frequency.gather(tf.constant(numbers)).numpy()
-            keys.append(np.stack([np.full_like(ids, number), ids, touches.astype(np.int64)], 1))
+            keys.append(np.stack([np.full_like(ids, number), ids, np.zeros_like(ids)], 1))
             rows.append(numbers)
-        all_rows = np.concatenate(rows)
-        numbers = tf.constant(all_rows)
+        return np.concatenate(keys), np.concatenate(rows)
+
+    def _used(self, rows: np.ndarray) -> np.ndarray:
+        """Returns a mask of the rows that were used since the last exchange."""
+        return self.store.metadata.array.gather(tf.constant(rows)).numpy() != 0
+
+    def has_changes(self) -> bool:
+        """Returns whether rows were used since the last exchange; runs eagerly."""
+        return bool(self._used(self.all()[1]).any())
+
+    def changed(self, cache: int) -> ChangedRows:
+        """Returns the rows that were used since the last exchange, and forgets the others.
+
+        A row with a gradient that is still to be applied is left for the next exchange. It runs
+        eagerly.
+
+        Args:
+          cache: number of rows to keep.
+        """
+        keys, rows = self.all()
+        waits = np.isin(rows, self.store.view.unapplied_rows().numpy())
+        used = self._used(rows)
+        self.forget(keys[~used & ~waits], rows[~used & ~waits])
+        keys, rows = keys[used & ~waits], rows[used & ~waits]
+        numbers = tf.constant(rows)
+        metadata = self.store.metadata
+        keys[:, 2] = metadata.frequency.gather(numbers).numpy()
+        kept = np.zeros([len(rows)], np.bool_)
+        kept[np.argsort(-metadata.by_frequency(numbers).numpy(), kind="stable")[:cache]] = True
         deltas = self.values(numbers) - self._bases.gather(numbers)
-        return ChangedRows(
-            np.concatenate(keys), all_rows, deltas.numpy(), self._slots_of(numbers).numpy()
-        )
+        return ChangedRows(keys, rows, deltas.numpy(), self._slots_of(numbers).numpy(), kept)
+
+    def renew(
+        self, rows: np.ndarray, values: np.ndarray, slots: np.ndarray, sent: tf.Tensor
+    ) -> None:
+        """Gives rows that are kept what the servers have of them, and what was not sent of them.
+
+        Args:
+          rows: the rows.
+          values: their values on the servers, float32 [n, width].
+          slots: their slot variables, in the order of `live_slots`.
+          sent: what was added to them on the servers, float32 [n, width].
+        """
+        numbers = tf.constant(rows)
+        unsent = self.values(numbers) - self._bases.gather(numbers) - sent
+        self._variable.table.update(numbers, values + unsent)
+        self._bases.update(numbers, values)
+        self.set_slots(rows, slots)
+        self.store.metadata.array.reset(numbers)
 
     def _slots_of(self, rows: tf.Tensor) -> tf.Tensor:
         arrays = self.store.slots()
@@ -186,16 +229,12 @@ class LocalRows:
             columns.append(arrays[name].gather(rows))
         return tf.concat(columns, 1) if columns else tf.zeros([tf.size(rows), 0])
 
-    def forget(self, changed: ChangedRows) -> None:
-        """Frees rows that were exchanged."""
-        keys, rows = tf.constant(changed.keys), tf.constant(changed.rows)
-        for ids, _, part in self._by_table(keys, rows):
+    def forget(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Frees rows; runs eagerly."""
+        numbers = tf.constant(rows)
+        for ids, _, part in self._by_table(tf.constant(keys), numbers):
             ids.remove(part[:, 1])
-        self.store.free(rows)
-
-    def is_empty(self) -> bool:
-        """Returns whether there are no rows; runs eagerly."""
-        return not any(int(each.size()) for each in self._maps)
+        self.store.free(numbers)
 
     def take_counts(self) -> np.ndarray:
         """Returns and resets the numbers of lookups, int64 [tables, 2]."""

@@ -155,27 +155,30 @@ class RemoteTableShard(TableShard):
     def call_once(
         self,
         sequence: CallSequence,
-        function: Callable[..., None],
+        change: Callable[..., None],
+        read: Callable[..., Any],
         *arrays: Any,
         state: Iterable[Hashable] = (),
-    ) -> None:
-        """Calls a function on the server that has its effect once, even if the response is lost.
+    ) -> Any:
+        """Makes a change on the server once, even if the response is lost; returns what is read.
 
         See [Note: exactly-once updates] in ps/sequence_number.py.
 
         Args:
           sequence: sequence of the calls; one call must end before the next one begins.
-          function: function of tensors; see `call`.
-          *arrays: arguments of the function.
+          change: function of tensors that changes rows.
+          read: function of the same tensors, called after the change, that only reads.
+          *arrays: arguments of both functions; see `call`.
           state: see `TableShard.call`.
         """
         last = sequence.last
 
-        def change(number: tf.Tensor, *tensors: tf.Tensor) -> None:
-            last.change_once(number, lambda: function(*tensors))
+        def change_and_read(number: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            last.change_once(number, lambda: change(*tensors))
+            return read(*tensors)
 
         number = np.int64(next(sequence.numbers))
-        self.call(change, number, *arrays, state=state, idempotent=True)
+        return self.call(change_and_read, number, *arrays, state=state, idempotent=True)
 
     def call_together(
         self,

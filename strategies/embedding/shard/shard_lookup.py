@@ -94,9 +94,17 @@ class ShardLookup:
         references, values = self(keys, training=True, starts_step=False, are_distinct=True)
         has_row = references >= 0
         rows = self._store.view.rows_of(tf.boolean_mask(references, has_row))
-        columns = [array.gather(rows) for array in self._slot_arrays(slots)]
-        each = tf.concat(columns, 1) if columns else tf.zeros([tf.size(rows), 0])
-        return has_row, values[:, : self.width], each
+        return has_row, values[:, : self.width], self._slot_values(rows, slots)
+
+    def read(self, keys: tf.Tensor, slots: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns which keys have a row, and the values and slot variables of those with a row.
+
+        See `fetch`; this gives no id a row, and counts nothing.
+        """
+        found = self._find(keys)
+        has_row = found >= 0
+        rows = tf.boolean_mask(found, has_row)
+        return has_row, self._store.variable.table.gather(rows), self._slot_values(rows, slots)
 
     def add(
         self,
@@ -128,9 +136,7 @@ class ShardLookup:
         self._count_steps(steps)
         for number, table in enumerate(self._tables):
             table.add_counts(lookups=counts[number, 0], unique=counts[number, 1])
-        by_table = TableKeys(keys, self.count)
-        pairs = zip(self._tables, by_table.parts, strict=True)
-        found = by_table.join([table.map.find(part[:, 1]) for table, part in pairs])
+        found = self._find(keys)
         present = tf.where(found >= 0)[:, 0]
         rows = tf.gather(found, present)
         self._store.touch(rows, tf.gather(keys[:, 2], present))
@@ -151,6 +157,17 @@ class ShardLookup:
             return tf.constant(True)
 
         tf.cond(steps > 0, count, lambda: tf.constant(False))
+
+    def _find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys, -1 for none."""
+        by_table = TableKeys(keys, self.count)
+        pairs = zip(self._tables, by_table.parts, strict=True)
+        return by_table.join([table.map.find(part[:, 1]) for table, part in pairs])
+
+    def _slot_values(self, rows: tf.Tensor, slots: Sequence[str]) -> tf.Tensor:
+        """Returns slot variables of rows, one beside the other, float32 [n, width * len(slots)]."""
+        columns = [array.gather(rows) for array in self._slot_arrays(slots)]
+        return tf.concat(columns, 1) if columns else tf.zeros([tf.size(rows), 0])
 
     def _slot_arrays(self, slots: Sequence[str]) -> list[GrowableArray]:
         """Returns the arrays of slot variables, which have as many rows as the table."""

@@ -37,6 +37,7 @@ class Mode:
         optimizer of its own, and the servers only add up the workers' progress.
       row_steps: the number of steps between two exchanges of the embedding rows that a worker
         trains itself; None if the servers train them.
+      row_cache: how many of these rows a worker keeps after an exchange.
       settings: the names of the options that apply to this mode alone, which are also keyword
         arguments of its class.
     """
@@ -45,6 +46,7 @@ class Mode:
     has_local_optimizer: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
     row_steps: int | None = None
+    row_cache: int = 0
 
     def __init__(self, servers: ServerGroup):
         self._servers = servers

@@ -30,7 +30,7 @@ class Geo(Mode):
     `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
     this worker's last exchange.
 
-    Embedding rows are exchanged by the same rule, except that a worker keeps them only until the
+    Embedding rows are exchanged by the same rule, except that a worker keeps few of them after an
     exchange; see [Note: rows of the mode "geo"] in embedding/shard/local_rows.py.
 
     Args:
@@ -38,15 +38,23 @@ class Geo(Mode):
       geo_steps: the number of steps between two exchanges of the same variables.
       geo_rows: "local" if workers train the rows of embeddings themselves, "servers" if the servers
         do.
+      geo_row_cache: the number of rows of each table width that a worker keeps after an exchange.
     """
 
     has_local_optimizer = True
-    settings = ("geo_steps", "geo_rows")
+    settings = ("geo_steps", "geo_rows", "geo_row_cache")
 
-    def __init__(self, servers: ServerGroup, geo_steps: int = 100, geo_rows: str = "local"):
+    def __init__(
+        self,
+        servers: ServerGroup,
+        geo_steps: int = 100,
+        geo_rows: str = "local",
+        geo_row_cache: int = 0,
+    ):
         super().__init__(servers)
         self._geo_steps = geo_steps
         self.row_steps = geo_steps if geo_rows == "local" else None
+        self.row_cache = geo_row_cache
         # Functions that send changes of rows, in the order in which the first change was made.
         self._unsent: dict[Callable[[], None], None] = {}
         self._steps: dict[frozenset[str], ResourceVariable] = {}

@@ -38,23 +38,25 @@ def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, 
 
 
 @pytest.mark.parametrize(
-    ("api", "workers", "ps", "replicas"),
+    ("api", "workers", "ps", "replicas", "cache"),
     [
-        ("keras", 2, 2, 1),
+        ("keras", 2, 2, 1, 0),
         *(
             pytest.param(*job, marks=slow)
             for job in [
-                ("tf_keras", 2, 1, 1),
-                ("keras", 1, 1, 1),
-                ("tf_keras", 1, 2, 1),
-                ("keras", 2, 1, 2),
+                ("tf_keras", 2, 1, 1, 0),
+                ("keras", 1, 1, 1, 0),
+                ("tf_keras", 1, 2, 1, 0),
+                ("keras", 2, 1, 2, 0),
+                ("keras", 2, 2, 1, 100),
+                ("tf_keras", 1, 1, 2, 100),
             ]
         ),
     ],
 )
 @pytest.mark.parametrize("check", checks_of("servers_geo_rows.py"))
-def test_workers_train_rows_between_exchanges(run_check, check, api, workers, ps, replicas):
-    run_check(check, api, replicas, workers=workers, ps=ps)
+def test_workers_train_rows_between_exchanges(run_check, check, api, workers, ps, replicas, cache):
+    run_check(check, api, replicas, cache, workers=workers, ps=ps)
 
 
 @slow
