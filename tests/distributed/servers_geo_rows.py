@@ -58,8 +58,11 @@ class Loop:
         strategy.run(replica, args=(ids,))
 
     def train(self, steps, ids=None):
-        for _ in range(steps):
+        for step in range(steps):
             self.step(tf.constant([COMMON, OWN[rank], COMMON] if ids is None else ids, tf.int64))
+            if step == 0:
+                # No worker sends its changes before all have fetched the rows.
+                strategy.extended.workers.all_gather(tf.constant([0]))
 
     def on_servers(self):
         """Returns the first number of the row of each id of `IDS`, when all workers are done."""
@@ -80,12 +83,11 @@ def factors(steps):
 
 
 def check_rows_of_one_and_of_all_workers():
-    """A round is ended by a barrier, before an exchange is due, and a row is forgotten by then."""
+    """A round is ended by a barrier, at which all workers exchange and forget rows."""
     if cache:
         return
     loop, old = Loop(), np.ones(len(IDS))
-    strategies.barrier(strategy)
-    for steps in (2, GEO_STEPS - 1, 1):
+    for steps in (2, GEO_STEPS - 2, GEO_STEPS, 1):  # no other exchange is due in between
         loop.train(steps)
         local = old * factors(steps)
         # Until an exchange, a worker has its own rows, and of the other rows those of the servers.
@@ -104,7 +106,7 @@ def check_what_is_kept_of_a_row():
     loop = Loop()
     on_servers = np.ones(len(IDS))
     bases, kept = np.ones([size, len(IDS)]), np.zeros([size, len(IDS)])
-    for steps in (2, 1, GEO_STEPS - 1, 3):
+    for steps in (2, GEO_STEPS - 2, GEO_STEPS, 1):
         loop.train(steps)
         local = (bases + kept) * factors(steps)
         found = loop.layer(IDS[[0, 1 + rank]]).numpy()[:, 0]
@@ -117,15 +119,21 @@ def check_what_is_kept_of_a_row():
             on_servers = on_servers + changed / size
             bases[worker], kept[worker] = on_servers, changed * (1 - 1 / size)
         np.testing.assert_allclose(loop.on_servers(), on_servers, rtol=1e-6)
-    # Rows that were not used since the last exchange are forgotten at the next one.
-    assert len(local_rows(loop).all()[0]) == 2
-    loop.train(1, [5])
+    # Rows that are not used stay as long as there is room, and get what others do to them.
     strategies.barrier(strategy)
-    assert local_rows(loop).all()[0][:, 1].tolist() == [5]
-    # And all of them when others may have set them.
-    loop.layer.set_rows(np.array([5]), np.full([1, 3], 8.0, np.float32))
+    assert len(local_rows(loop).all()[0]) == 2
+    loop.train(1, [COMMON] if rank == 0 else [5])
+    strategies.barrier(strategy)
+    strategies.barrier(strategy)
+    assert sorted(local_rows(loop).all()[0][:, 1].tolist()) == [
+        COMMON,
+        *([5] * (rank > 0)),
+        OWN[rank],
+    ]
+    # They are forgotten when others may have set them.
+    loop.layer.set_rows(IDS[:1], np.full([1, 3], 8.0, np.float32))
     assert not len(local_rows(loop).all()[0])
-    np.testing.assert_array_equal(loop.layer(np.array([5])).numpy(), 8.0)
+    np.testing.assert_array_equal(loop.layer(IDS[:1]).numpy(), 8.0)
 
 
 def local_rows(loop):
@@ -141,7 +149,7 @@ def check_an_exchange_is_due_every_geo_steps():
     for step in range(1, 3 * GEO_STEPS + 1):
         loop.train(1, [COMMON, 1000 * (1 + rank) + step])
         # The row of all steps and one of each since the last exchange.
-        assert len(rows.changed(0).keys) == 1 + (step - 1) % GEO_STEPS + 1, step
+        assert len(rows.all()[0]) == 1 + (step - 1) % GEO_STEPS + 1, step
     # Places of rows that were exchanged are used again.
     assert int(rows.store.view.length.numpy()) == 1 + GEO_STEPS
     strategies.barrier(strategy)
@@ -158,7 +166,7 @@ def check_slot_variables_go_with_the_rows():
     loop = Loop(momentum=MOMENTUM)
     rows, velocities = np.ones(size + 1), np.zeros(size + 1)
     strategies.barrier(strategy)
-    for steps in (2, 3):
+    for steps in (2, GEO_STEPS - 2):
         all_local, all_slots = [], []
         for worker in range(size):
             local, slots = rows.copy(), velocities.copy()

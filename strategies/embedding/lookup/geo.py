@@ -11,7 +11,7 @@ from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_limits, join, split
 from strategies.embedding.lookup.server import ServerRouter
 from strategies.embedding.shard.hashing import shard_of
-from strategies.embedding.shard.local_rows import ChangedRows, LocalRows, LocalRowVariable
+from strategies.embedding.shard.local_rows import ExchangedRows, LocalRows, LocalRowVariable
 from strategies.embedding.shard.server_shard import RemoteTableShard
 from strategies.embedding.shard.table_keys import TableKeys
 from strategies.embedding.shard.table_shard import Group
@@ -239,52 +239,53 @@ class GeoRouter:
         Of those that it keeps, it gets the values that all workers have made of them.
         """
         with tf.init_scope(), tf.device(HOST):
-            changed = self._local.changed(self._mode.row_cache)
+            exchanged = self._local.to_exchange(self._mode.row_cache)
             counts = self._local.take_counts()
             steps = self._uncounted(int(self._local.store.step.numpy()))
-            if len(changed.keys) or steps or counts.any():
-                self._send(changed, counts, steps)
+            if exchanged.used.any() or steps or counts.any():
+                self._send(exchanged, counts, steps)
             self._mode.mark_unsent(self.exchange, self._local.has_changes())
 
-    def _send(self, changed: ChangedRows, counts: np.ndarray, steps: np.int64) -> None:
-        self.traffic.record_gradients(
-            self.traffic.remote_keys(tf.constant(changed.keys), lambda: changed.keys[:0])
-        )
-        owners = shard_of(tf.constant(changed.keys[:, 1]), len(self._shards)).numpy()
+    def _send(self, exchanged: ExchangedRows, counts: np.ndarray, steps: np.int64) -> None:
+        keys, used, kept = exchanged.keys, exchanged.used, exchanged.kept
+        remote = self.traffic.remote_keys(tf.constant(keys[used]), lambda: keys[:0])
+        self.traffic.record_gradients(remote)
+        owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
         workers, slots = self._extended.servers.size, self._variable.live_slots()
         wire, width = self._wire, self._local.store.width
-        encoded = wire.encode(tf.constant(changed.deltas / workers))
+        encoded = wire.encode(tf.constant(exchanged.deltas / workers))
         deltas = encoded.numpy()
 
         def send_to(server: ServerConnection) -> list[np.ndarray]:
             lookup, shard = self._lookups[server.number], self._shards[server.number]
             own = owners == shard.index
 
-            def add(keys: tf.Tensor, kept: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
+            def add(keys: tf.Tensor, _: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
                     deltas: tf.Tensor, values: tf.Tensor) -> None:  # fmt: skip
-                del kept
                 deltas = wire.decode(deltas, width)
                 lookup.add(keys, counts, steps, deltas, values, slots, workers)
 
-            def read(keys: tf.Tensor, kept: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
-                has_row, values, each = lookup.read(tf.boolean_mask(keys, kept), slots)
+            def read(_: tf.Tensor, keys: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
+                del others
+                has_row, values, each = lookup.read(keys, slots)
                 return [has_row, wire.encode(values), each]
 
             # Of the numbers of lookups, the sum over all shards is reported.
             own_counts = counts if shard.index == 0 else np.zeros_like(counts)
             return shard.call_once(
-                self._sequences[server.number], add, read, changed.keys[own], changed.kept[own],
-                own_counts, steps, deltas[own], changed.slots[own], state=lookup.slots,
+                self._sequences[server.number], add, read, keys[own & used], keys[own & kept],
+                own_counts, steps, deltas[own & used], exchanged.slots[own & used],
+                state=lookup.slots,
             )  # fmt: skip
 
         is_kept = np.zeros([len(owners)], np.bool_)
         for index, result in enumerate(self._extended.servers.each(send_to)):
-            positions = np.flatnonzero(changed.kept & (owners == index))[result[0]]
+            positions = np.flatnonzero(kept & (owners == index))[result[0]]
             is_kept[positions] = True
             sent = tf.gather(wire.decode(encoded, width), positions)
             values = wire.decode_array(result[1], width)
-            self._local.renew(changed.rows[positions], values, result[2], sent)
-        self._local.forget(changed.keys[~is_kept], changed.rows[~is_kept])
+            self._local.renew(exchanged.rows[positions], values, result[2], sent)
+        self._local.forget(keys[~is_kept], exchanged.rows[~is_kept])
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient unchanged: each worker trains its own rows."""

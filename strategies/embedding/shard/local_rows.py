@@ -10,9 +10,10 @@ exchange, N workers apply the rule of `Geo` (ps/modes/geo.py) to the rows that t
 * Each slot variable on the server becomes the mean of its value there and the worker's, in which
   the worker's has the weight 1/N.
 * The worker keeps the rows that it has used most since the last exchange, as many as its cache
-  holds, and forgets the others. A row V that it keeps becomes V + (1 - 1/N) (row - base), with the
-  base V and the slot variables of the server. By default, it keeps none. So it needs memory for the
-  rows of `geo_steps` steps and the cache, and not for all rows.
+  holds, and forgets the others. If a row that it keeps is V on its server now, it becomes
+  V + (1 - 1/N) (row - base) (of a row that was not used, V + row - base), with the base V and the
+  slot variables of the server. By default, it keeps none. So it needs memory for the rows of
+  `geo_steps` steps and the cache, and not for all rows.
 
 With one worker, the row on the server is the worker's after each exchange. With N workers, a row
 that only one of them has used moves by 1/N of what this one has changed, and the rest is lost with
@@ -77,23 +78,26 @@ class LocalRowVariable(RowVariable):
         return super()._new_slot(name, key, row)
 
 
-class ChangedRows(NamedTuple):
-    """Rows that a worker has trained since the last exchange.
+class ExchangedRows(NamedTuple):
+    """Rows that a worker has when it exchanges them.
 
     Attributes:
       keys: number of the table, id and number of its occurrences that the servers do not know of,
         int64 [n, 3].
       rows: numbers of the rows, int64 [n].
-      deltas: differences from the values on the servers that the worker knows, float32 [n, width].
+      used: which of them were used since the last exchange, bool [n]; the others are not sent.
+      kept: which of them the worker keeps, bool [n].
+      deltas: differences from the values on the servers that the worker knows, float32 [n, width];
+        0 for rows that are not sent.
       slots: slot variables, one beside the other, float32 [n, width * number of slot variables].
-      kept: which of the rows the worker keeps, bool [n].
     """
 
     keys: np.ndarray
     rows: np.ndarray
+    used: np.ndarray
+    kept: np.ndarray
     deltas: np.ndarray
     slots: np.ndarray
-    kept: np.ndarray
 
 
 class LocalRows:
@@ -181,27 +185,24 @@ class LocalRows:
         """Returns whether rows were used since the last exchange; runs eagerly."""
         return bool(self._used(self.all()[1]).any())
 
-    def changed(self, cache: int) -> ChangedRows:
-        """Returns the rows that were used since the last exchange, and forgets the others.
-
-        A row with a gradient that is still to be applied is left for the next exchange. It runs
-        eagerly.
+    def to_exchange(self, cache: int) -> ExchangedRows:
+        """Returns all rows but those with a gradient that is still to be applied; runs eagerly.
 
         Args:
           cache: number of rows to keep.
         """
         keys, rows = self.all()
-        waits = np.isin(rows, self.store.view.unapplied_rows().numpy())
-        used = self._used(rows)
-        self.forget(keys[~used & ~waits], rows[~used & ~waits])
-        keys, rows = keys[used & ~waits], rows[used & ~waits]
-        numbers = tf.constant(rows)
-        metadata = self.store.metadata
+        ready = ~np.isin(rows, self.store.view.unapplied_rows().numpy())
+        keys, rows = keys[ready], rows[ready]
+        numbers, metadata = tf.constant(rows), self.store.metadata
         keys[:, 2] = metadata.frequency.gather(numbers).numpy()
+        used = self._used(rows)
+        # Rows that were not used rank last.
         kept = np.zeros([len(rows)], np.bool_)
         kept[np.argsort(-metadata.by_frequency(numbers).numpy(), kind="stable")[:cache]] = True
-        deltas = self.values(numbers) - self._bases.gather(numbers)
-        return ChangedRows(keys, rows, deltas.numpy(), self._slots_of(numbers).numpy(), kept)
+        deltas = (self.values(numbers) - self._bases.gather(numbers)).numpy()
+        deltas[~used] = 0
+        return ExchangedRows(keys, rows, used, kept, deltas, self._slots_of(numbers).numpy())
 
     def renew(
         self, rows: np.ndarray, values: np.ndarray, slots: np.ndarray, sent: tf.Tensor
