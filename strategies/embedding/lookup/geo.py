@@ -146,8 +146,8 @@ class GeoRouter:
     def _stitch(self, *parts: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         """Returns values in the order of their positions, float32 [n, width]."""
         positions, values = zip(*parts, strict=True)
-        positions = [tf.cast(each, tf.int32) for each in positions]
-        return tf.reshape(tf.dynamic_stitch(positions, values), [-1, self._local.store.width])
+        places = [tf.cast(each, tf.int32) for each in positions]
+        return tf.reshape(tf.dynamic_stitch(places, values), [-1, self._local.store.width])
 
     def _penalties(self, keys: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor | None]:
         """Returns the `LookupResult.penalties` of each replica."""

@@ -251,7 +251,8 @@ class LocalRows:
         several steps.
         """
         none = tf.zeros([0], tf.int64)
-        arrays = self._variable.table, self._bases, self.store.metadata.array
+        arrays = [self._variable.table, self._bases, self.store.metadata.array]
+        arrays += self.store.slots().values()  # `allocate` resets those that exist already
         return [
             *(array.gather(none) for array in arrays),
             *(each.size() for each in self._maps),
