@@ -251,10 +251,9 @@ class LocalRows:
         several steps.
         """
         none = tf.zeros([0], tf.int64)
-        arrays = [self._variable.table, self._bases, self.store.metadata.array]
-        arrays += self.store.slots().values()  # `allocate` resets those that exist already
         return [
-            *(array.gather(none) for array in arrays),
+            *self.store.tokens(),
+            self._bases.gather(none),
             *(each.size() for each in self._maps),
             self._counts.read_value(),
         ]
