@@ -64,7 +64,11 @@ class RowStore:
         arrays = [self.variable.table, self.metadata.array, *self.slots().values()]
         with tf.device(HOST):
             sizes = [tf.size(self._free.read_value()), tf.size(self.view.unapplied_rows())]
-            return [*(array.gather(none) for array in arrays), *sizes, self.view.length.read_value()]
+            return [
+                *(array.gather(none) for array in arrays),
+                *sizes,
+                self.view.length.read_value(),
+            ]
 
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
         """Records that this step trains on distinct rows, and how often on each."""
