@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from strategies.embedding.lookup import geo
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of
@@ -21,6 +22,7 @@ from tests.support.embeddings import all_rows, embedding_of
 api, replicas, cache = sys.argv[1], int(sys.argv[2]), int(*sys.argv[3:] or [0])
 keras = importlib.import_module(api)
 GEO_STEPS = 4
+geo.CHUNK_BYTES = 150  # one or two rows, so that an exchange takes several messages
 strategy = strategies.from_tf_config(
     mode="geo", geo_steps=GEO_STEPS, geo_row_cache=cache or None, num_replicas=replicas
 )

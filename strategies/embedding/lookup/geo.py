@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from strategies.embedding.lookup.server import ServerRouter
 from strategies.embedding.shard.hashing import shard_of
 from strategies.embedding.shard.local_rows import ExchangedRows, LocalRows, LocalRowVariable
 from strategies.embedding.shard.server_shard import RemoteTableShard
+from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.embedding.shard.table_keys import TableKeys
 from strategies.embedding.shard.table_shard import Group
 from strategies.ps.connection import ServerConnection
@@ -20,6 +22,10 @@ from strategies.ps.extended import ParameterServerExtended
 from strategies.reduction.row_wire import RowWire
 from strategies.reduction.sparse import sum_by_index
 from strategies.utils.devices import HOST
+from tf_config.capacity import KEY_BYTES
+
+# Size of the rows in one message of an exchange.
+CHUNK_BYTES = 1 << 24
 
 
 class GeoRouter:
@@ -255,36 +261,44 @@ class GeoRouter:
         wire, width = self._wire, self._local.store.width
         encoded = wire.encode(tf.constant(exchanged.deltas / workers))
         deltas = encoded.numpy()
+        # Keys and values are sent, and those of rows that are kept come back.
+        chunk = max(CHUNK_BYTES // (2 * KEY_BYTES + 8 * width * (1 + len(slots))), 1)
 
-        def send_to(server: ServerConnection) -> list[np.ndarray]:
+        def add(keys: tf.Tensor, _: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
+                deltas: tf.Tensor, values: tf.Tensor, lookup: ShardLookup) -> None:  # fmt: skip
+            lookup.add(keys, counts, steps, wire.decode(deltas, width), values, slots, workers)
+
+        def read(
+            _: tf.Tensor, keys: tf.Tensor, *others: tf.Tensor, lookup: ShardLookup
+        ) -> list[tf.Tensor]:
+            del others
+            has_row, values, each = lookup.read(keys, slots)
+            return [has_row, wire.encode(values), each]
+
+        def send_to(server: ServerConnection) -> list[list[np.ndarray]]:
             lookup, shard = self._lookups[server.number], self._shards[server.number]
-            own = owners == shard.index
-
-            def add(keys: tf.Tensor, _: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
-                    deltas: tf.Tensor, values: tf.Tensor) -> None:  # fmt: skip
-                deltas = wire.decode(deltas, width)
-                lookup.add(keys, counts, steps, deltas, values, slots, workers)
-
-            def read(_: tf.Tensor, keys: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
-                del others
-                has_row, values, each = lookup.read(keys, slots)
-                return [has_row, wire.encode(values), each]
-
+            positions, results = np.flatnonzero(owners == shard.index), []
             # Of the numbers of lookups, the sum over all shards is reported.
-            own_counts = counts if shard.index == 0 else np.zeros_like(counts)
-            return shard.call_once(
-                self._sequences[server.number], add, read, keys[own & used], keys[own & kept],
-                own_counts, steps, deltas[own & used], exchanged.slots[own & used],
-                state=lookup.slots,
-            )  # fmt: skip
+            rest = [counts if shard.index == 0 else np.zeros_like(counts), steps]
+            for start in range(0, max(len(positions), 1), chunk):
+                part = positions[start : start + chunk]
+                sent, read_again = part[used[part]], part[kept[part]]
+                has_row, *result = shard.call_once(
+                    self._sequences[server.number], functools.partial(add, lookup=lookup),
+                    functools.partial(read, lookup=lookup), keys[sent], keys[read_again], *rest,
+                    deltas[sent], exchanged.slots[sent], state=lookup.slots,
+                )  # fmt: skip
+                results.append([read_again[has_row], *result])
+                rest = [np.zeros_like(each) for each in rest]
+            return results
 
         is_kept = np.zeros([len(owners)], np.bool_)
-        for index, result in enumerate(self._extended.servers.each(send_to)):
-            positions = np.flatnonzero(kept & (owners == index))[result[0]]
-            is_kept[positions] = True
-            sent = tf.gather(wire.decode(encoded, width), positions)
-            values = wire.decode_array(result[1], width)
-            self._local.renew(exchanged.rows[positions], values, result[2], sent)
+        for results in self._extended.servers.each(send_to):
+            for positions, values, slot_values in results:
+                is_kept[positions] = True
+                sent = tf.gather(wire.decode(encoded, width), positions)
+                values = wire.decode_array(values, width)
+                self._local.renew(exchanged.rows[positions], values, slot_values, sent)
         self._local.forget(keys[~is_kept], exchanged.rows[~is_kept])
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
