@@ -30,6 +30,10 @@ def main() -> None:
         on_workers("this package, workers alone, fit", given.workers, *ours),
         *in_modes(given, "--distributed"),
         on_workers(
+            "this package, geo, rows on servers, fit", given.workers, *ours, "geo",
+            "--rows-on-servers", ps=given.ps,
+        ),
+        on_workers(
             "this package, async, Keras's Embedding, fit", given.workers, *fit(given), "async",
             ps=given.ps,
         ),

@@ -80,7 +80,8 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
       computed.
     * "geo": each worker has its own optimizer, and every `geo_steps` steps adds 1/N of its
       progress to the servers' values. Its copy lacks the last `geo_steps` steps or more of the
-      other workers.
+      other workers. Of the rows of a `DistributedEmbedding`, it has those that it has used since
+      its last exchange; with `geo_rows="servers"`, the servers train them in every step.
 
     In "sync", `num_replicas_in_sync`, logs, `reduce` and `gather` cover all workers, as under
     `MultiWorkerMirroredStrategy`. In the other modes each worker is independent: its logs cover its
@@ -99,7 +100,8 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
 
     * the trainable variables. A variable is split along its first axis over the servers, as far
       as each slice has at least `min_slice_size` elements;
-    * the optimizer's slot variables, next to their variables; in "geo" each worker has its own;
+    * the optimizer's slot variables, next to their variables; in "geo" each worker has its own,
+      except for those of embedding rows;
     * `optimizer.iterations`, of which no count is lost: the number of steps of all workers (in
       "sync", of the steps that they take together; in "geo", of the worker's own);
     * the moving means of BatchNormalization and other float state that is not trainable: in

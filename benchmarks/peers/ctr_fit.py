@@ -1,8 +1,9 @@
 """Trains the click model by `fit`, under the parameter servers of TF_CONFIG or in one process.
 
-ctr_fit.py sgd|adam [mode] [--distributed] [--alone] [--batches=N]
+ctr_fit.py sgd|adam [mode] [--distributed] [--rows-on-servers] [--alone] [--batches=N]
 
-With --distributed the rows are those of a `DistributedEmbedding`. With --alone each worker trains a
+With --distributed the rows are those of a `DistributedEmbedding`; with --rows-on-servers, workers
+in mode "geo" do not train them themselves. With --alone each worker trains a
 model of its own. With --batches one process takes N batches together in each step.
 """
 
@@ -42,7 +43,10 @@ def main() -> None:
         del os.environ["TF_CONFIG"]
     name, *mode = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     (batches,) = [int(each[10:]) for each in sys.argv if each.startswith("--batches=")] or [1]
-    strategy = strategies.from_tf_config(**({"mode": mode[0]} if mode else {}))
+    options = {"mode": mode[0]} if mode else {}
+    if "--rows-on-servers" in sys.argv:
+        options["geo_rows"] = "servers"
+    strategy = strategies.from_tf_config(**options)
     with strategy.scope():
         model = make_model(distributed if "--distributed" in sys.argv else keras.layers.Embedding)
         model.compile(optimizer(name), "binary_crossentropy")

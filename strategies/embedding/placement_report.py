@@ -55,12 +55,24 @@ def placement_of_copies(workers: int) -> Placement:
     )
 
 
-def placement_on_servers(servers: int) -> Placement:
-    """Returns the placement of tables whose rows are sharded over parameter servers."""
+def placement_on_servers(servers: int, are_trained_there: bool = True) -> Placement:
+    """Returns the placement of tables whose rows are sharded over parameter servers.
+
+    Args:
+      servers: number of servers.
+      are_trained_there: whether the servers train the rows in each step; otherwise, workers do so
+        between two exchanges.
+    """
+    traffic = (
+        "ids, rows and gradients are sent between workers and servers"
+        if are_trained_there
+        else "each worker fetches the rows that it uses, trains them itself, and sends what it has "
+        "changed every geo_steps steps"
+    )
     return Placement(
         f"sharded over {servers} server{'s' if servers > 1 else ''}",
-        "a hash of the id selects the server that has its row, slot variables and counts; ids, "
-        "rows and gradients are sent between workers and servers",
+        "a hash of the id selects the server that has its row, slot variables and counts; "
+        f"{traffic}",
         task_type="ps",
     )
 

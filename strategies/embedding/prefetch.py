@@ -42,7 +42,7 @@ def prefetch_rows(
         dataset = strategies.prefetch_rows(dataset, layer, lambda x, y: x["ids"])
         model.fit(dataset, epochs=3)
 
-    With parameter servers in "async", "half_async" and "geo", the cost is staleness: prefetched
+    With parameter servers in "async" and "half_async", the cost is staleness: prefetched
     rows lack the updates of `steps` more of the worker's own steps than without prefetching. An id
     gets its row, and counts for `admission` and `eviction`, when it is prefetched. So use the
     dataset for training only. A batch counts even if it is prefetched but not trained on, because
@@ -55,8 +55,8 @@ def prefetch_rows(
     dataset at a time, and it must be called before the first step.
 
     The dataset is returned unchanged on a single worker, if workers share memory, in which
-    exchanges take microseconds, and in "sync". `layer.statistics()` reports how many rows were
-    `prefetched`.
+    exchanges take microseconds, in "sync", and if workers train rows between exchanges, as in "geo"
+    without `geo_rows="servers"`. `layer.statistics()` reports how many rows were `prefetched`.
 
     >>> from strategies.embedding.keras_layer import DistributedEmbedding
     >>> dataset, layer = tf.data.Dataset.range(8).batch(2), DistributedEmbedding(16)

@@ -133,7 +133,7 @@ class Tables:
 
     def _finish_restore(self) -> None:
         self._delta_bases.clear()
-        self._clear_prefetched()
+        self._forget_copies()
         # A worker sets the rows of all servers, without the others.
         is_part = len(self._shards) < self._shards[0].num_shards
         rebalance(self._shards, self.collectives, together=is_part)
@@ -156,10 +156,10 @@ class Tables:
 
     @contextlib.contextmanager
     def _change_rows(self) -> Iterator[None]:
-        """Pauses training while the block runs, and discards prefetched rows after it."""
+        """Pauses training while the block runs, and discards copies of rows after it."""
         with self._pause_training():
             yield
-        self._clear_prefetched()
+        self._forget_copies()
 
     @contextlib.contextmanager
     def _replace_rows(self) -> Iterator[None]:
@@ -168,6 +168,12 @@ class Tables:
             self._delta_bases.clear()
             yield
             rebalance(self._shards, self.collectives, together=True)
+
+    def _forget_copies(self) -> None:
+        """Discards this worker's copies of rows that are elsewhere, including prefetched ones."""
+        self._clear_prefetched()
+        for lookup in self._lookups.values():
+            lookup.router.forget_copies()
 
     def _clear_prefetched(self) -> None:
         for lookup in self._lookups.values():

@@ -58,7 +58,7 @@ from strategies.ps.variables import (
 from strategies.reduction import ReductionOptions
 from strategies.utils.devices import HOST
 from strategies.variables.on_read_variable import keep_state_per_replica
-from strategies.variables.row_variable import requested_table
+from strategies.variables.row_variable import RowVariable, requested_table
 
 
 class ParameterServerExtended(ReplicatedExtended):
@@ -186,7 +186,7 @@ class ParameterServerExtended(ReplicatedExtended):
         )
         neighbour = kwargs.get("colocate_with")
         is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        has_rows = isinstance(neighbour, RemoteRowVariable) or requested_table(kwargs) is not None
+        has_rows = isinstance(neighbour, RowVariable) or requested_table(kwargs) is not None
         if is_own or has_rows:
             return super()._create_variable(next_creator, **kwargs)
         if isinstance(neighbour, SharedVariable) and not self.update_mode.has_local_optimizer:

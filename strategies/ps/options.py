@@ -9,6 +9,7 @@ from strategies.ps.placement import MIN_SLICE_SIZE, Chooser, Placement
 from strategies.utils.argument_checks import check_whole_number
 
 _COMPRESSIONS = (None, "fp16")
+_GEO_ROWS = ("local", "servers")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class ParameterServerOptions:
         by default.
       geo_steps: in "geo", the number of steps between two exchanges of the variables that these
         steps train; 100 by default.
+      geo_rows: in "geo", who trains the rows of a `DistributedEmbedding`: "local", each worker
+        those that it has used since its last exchange, with its own optimizer; or "servers", the
+        servers in every step, so that workers hold no copies of rows. "local" by default.
+      geo_row_cache: in "geo" with `geo_rows="local"`, the number of rows of each table width that a
+        worker keeps after an exchange, those first that it has used most since the last one; none
+        by default.
       compression: "fp16" sends gradients to the servers as float16; None sends them unchanged.
 
     Raises:
@@ -48,6 +55,8 @@ class ParameterServerOptions:
     send_queue_size: int | None = None
     pull_every: int | None = None
     geo_steps: int | None = None
+    geo_rows: str | None = None
+    geo_row_cache: int | None = None
     compression: str | None = None
 
     def __post_init__(self) -> None:
@@ -63,9 +72,22 @@ class ParameterServerOptions:
             value = getattr(self, name)
             if value is None:
                 continue
-            check_whole_number(name, value, least=1)
+            if name == "geo_rows":
+                _check_geo_rows(value)
+            else:
+                check_whole_number(name, value, least=1)
             if self.mode != mode:
                 raise ValueError(
                     f"{name} can only be used with mode={mode!r}. Received: {name}={value} with "
                     f"mode={self.mode!r}. Omit it."
                 )
+        if self.geo_rows == "servers" and self.geo_row_cache is not None:
+            raise ValueError(
+                "geo_row_cache can only be used with geo_rows='local'. Received: "
+                f"geo_row_cache={self.geo_row_cache} with geo_rows='servers'. Omit one of them."
+            )
+
+
+def _check_geo_rows(value: object) -> None:
+    if value not in _GEO_ROWS:
+        raise ValueError(f"geo_rows must be 'local' or 'servers'. Received: {value!r}.")

@@ -22,7 +22,9 @@ from tests.support.embeddings import all_rows
 from tests.support.workers import shared_directory
 
 mode, replicas = sys.argv[1], int(sys.argv[2])
-strategy = strategies.from_tf_config(mode=mode, num_replicas=replicas)
+# Workers that train rows themselves refuse tables that evict rows in a step.
+options = {"geo_rows": "servers"} if mode == "geo" else {}
+strategy = strategies.from_tf_config(mode=mode, num_replicas=replicas, **options)
 everyone = collectives_of(strategy)
 rank, n = everyone.rank, everyone.size
 # Where workers do not go in step, the steps of all of them are counted.

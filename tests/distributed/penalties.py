@@ -13,6 +13,8 @@ from tests.support.checks import run_checks
 
 kind, replicas = sys.argv[1], int(*sys.argv[2:] or [1])
 mode = {} if kind == "workers" else {"mode": kind}
+if kind == "geo":
+    mode["geo_rows"] = "servers"  # for the other way, see servers_geo_rows.py
 strategy = strategies.from_tf_config(num_replicas=replicas, **mode)
 rank = strategies.worker_rank(strategy)
 in_step = kind in ("workers", "sync")

@@ -1,1 +1,1 @@
-"""The two places that hold the rows of tables: the workers' memory, and parameter servers."""
+"""The places that hold the rows of tables: workers' memory, parameter servers, or both."""

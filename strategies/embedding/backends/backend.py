@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding.backends.geo import GeoBackend
 from strategies.embedding.backends.servers import ServerBackend
 from strategies.embedding.backends.workers import WorkerBackend
 from strategies.embedding.shard.table_shard import TableSpecs
@@ -51,5 +52,7 @@ class TableBackend(Protocol):
 
 def backend_of(strategy: tf.distribute.Strategy) -> TableBackend:
     """Returns the back end for tables that are created under a strategy."""
-    has_servers = getattr(strategy.extended, "servers", None) is not None
-    return ServerBackend(strategy) if has_servers else WorkerBackend(strategy)
+    if getattr(strategy.extended, "servers", None) is None:
+        return WorkerBackend(strategy)
+    trains_rows = strategy.extended.update_mode.row_steps is not None
+    return GeoBackend(strategy) if trains_rows else ServerBackend(strategy)

@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives import Collectives
+from strategies.embedding.lookup.router import LookupRouter
 from strategies.embedding.lookup.server import ServerRouter
-from strategies.embedding.placement_report import placement_on_servers
+from strategies.embedding.placement_report import Placement, placement_on_servers
 from strategies.embedding.shard.server_shard import RemoteTableShard
 from strategies.embedding.shard.table_shard import Group, TableSpecs
 from strategies.embedding.tables import Tables
@@ -62,10 +63,7 @@ class ServerBackend:
         del collectives, optimizers
         self.check(specs)
         extended = self._strategy.extended
-        name = extended.registry.new_name("embedding")
-        shards = [
-            RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
-        ]
+        shards = self._create_shards(specs)
         # Workers in step have rounded the gradients that they add up.
         are_in_step = extended.in_step and extended.workers.size > 1
         variables: Mapping[Group, RowVariable] = {
@@ -80,11 +78,31 @@ class ServerBackend:
             )
             for group in specs.groups
         }
+        routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
+        return self._create(specs, shards, variables, routers, placement_on_servers(len(shards)))
+
+    def _create_shards(self, specs: TableSpecs) -> list[RemoteTableShard]:
+        """Creates the shard of each server."""
+        extended = self._strategy.extended
+        name = extended.registry.new_name("embedding")
+        return [
+            RemoteTableShard(extended, server, specs, name) for server in extended.servers.servers
+        ]
+
+    def _create(
+        self,
+        specs: TableSpecs,
+        shards: Sequence[RemoteTableShard],
+        variables: Mapping[Group, RowVariable],
+        routers: Mapping[Group, LookupRouter],
+        placement: Placement,
+    ) -> Tables:
+        """Creates the tables from their shards, variables and routers."""
+        extended = self._strategy.extended
         for group, variable in variables.items():
             for shard in shards:
                 shard.share_optimizers(group, variable)
-        routers = {group: ServerRouter(extended, shards, group) for group in specs.groups}
-        placements = dict.fromkeys(specs.groups, placement_on_servers(len(shards)))
+        placements = dict.fromkeys(specs.groups, placement)
         tables = Tables(specs, extended.workers, shards, placements, variables, routers, {})
         for server in extended.servers.servers:
             if server.restarts is not None:

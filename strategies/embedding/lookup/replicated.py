@@ -79,3 +79,6 @@ class ReplicatedRouter:
 
     def clear_prefetched(self) -> None:
         """Does nothing: there are no prefetched lookups."""
+
+    def forget_copies(self) -> None:
+        """Does nothing: all workers change their copies together."""

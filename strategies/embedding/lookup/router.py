@@ -80,6 +80,12 @@ class LookupRouter(Protocol):
     def clear_prefetched(self) -> None:
         """Discards the results of all lookups submitted so far."""
 
+    def forget_copies(self) -> None:
+        """Forgets this worker's copies of rows that are elsewhere, because they may have changed.
+
+        There are none with changes that their owner does not have.
+        """
+
 
 def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Concatenates tensors of the replicas along the first dimension."""

@@ -132,6 +132,9 @@ class ServerRouter:
         for queue in list(self._queues):
             queue.clear()
 
+    def forget_copies(self) -> None:
+        """Does nothing: the rows are on the servers only."""
+
     def _pop_prefetched(self, keys: np.ndarray, starts_step: bool) -> list[np.ndarray] | None:
         """Returns the prefetched result for keys; None if there is none."""
         queues = list(self._queues)

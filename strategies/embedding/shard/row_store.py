@@ -58,6 +58,18 @@ class RowStore:
         self.view.mark_freed(rows)
         self._free.assign(tf.concat([self._free.read_value(), rows], 0))
 
+    def tokens(self) -> list[tf.Tensor]:
+        """Returns small tensors that depend on all changes of the store so far in the program."""
+        none = tf.zeros([0], tf.int64)
+        arrays = [self.variable.table, self.metadata.array, *self.slots().values()]
+        with tf.device(HOST):
+            sizes = [tf.size(self._free.read_value()), tf.size(self.view.unapplied_rows())]
+            return [
+                *(array.gather(none) for array in arrays),
+                *sizes,
+                self.view.length.read_value(),
+            ]
+
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
         """Records that this step trains on distinct rows, and how often on each."""
         self.metadata.touch(rows, self.step.read_value(), counts)

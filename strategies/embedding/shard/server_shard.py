@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from strategies.embedding.shard.table_shard import Group, TableShard, TableSpecs
 from strategies.ps.barrier import Barrier
 from strategies.ps.connection import ServerConnection
 from strategies.ps.extended import ParameterServerExtended
+from strategies.ps.sequence_number import SequenceNumber
 from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
 from strategies.variables.row_view import RowView
@@ -33,6 +36,19 @@ from tf_config.launcher.progress_file import Sample
 
 # Must not occur in the name of any other variable.
 _NAME = "rows_of_this_server"
+
+
+@dataclass(frozen=True)
+class CallSequence:
+    """Sequence of calls to a server of which each has its effect exactly once.
+
+    Attributes:
+      last: number of the last call that the server has completed.
+      numbers: numbers of future calls.
+    """
+
+    last: SequenceNumber
+    numbers: Iterator[int]
 
 
 class RemoteTableShard(TableShard):
@@ -186,6 +202,39 @@ class RemoteTableShard(TableShard):
         position = np.int32(alike.index(table))
         return self.call(call, position, *arrays, state=state, idempotent=idempotent)
 
+    def new_sequence(self) -> CallSequence:
+        """Returns a sequence of calls of which each has its effect exactly once."""
+        with self._server.building():
+            return CallSequence(SequenceNumber(), itertools.count(1))
+
+    def call_once(
+        self,
+        sequence: CallSequence,
+        change: Callable[..., None],
+        read: Callable[..., Any],
+        *arrays: Any,
+        state: Iterable[Hashable] = (),
+    ) -> Any:
+        """Makes a change on the server once, even if the response is lost; returns what is read.
+
+        See [Note: exactly-once updates] in ps/sequence_number.py.
+
+        Args:
+          sequence: sequence of the calls; one call must end before the next one begins.
+          change: function of tensors that changes rows.
+          read: function of the same tensors, called after the change, that only reads.
+          *arrays: arguments of both functions; see `call`.
+          state: see `TableShard.call`.
+        """
+        last = sequence.last
+
+        def change_and_read(number: tf.Tensor, *tensors: tf.Tensor) -> Any:
+            last.change_once(number, lambda: change(*tensors))
+            return read(*tensors)
+
+        number = np.int64(next(sequence.numbers))
+        return self.call(change_and_read, number, *arrays, state=state, idempotent=True)
+
     def call_together(
         self,
         name: str,
@@ -226,15 +275,20 @@ class RemoteTableShard(TableShard):
 
     def new_slot(self, group: Group, name: str, row: np.ndarray) -> RowVariable:
         """Creates a group's slot variable; returns a handle on the connection of model updates."""
-        variable, again = self._variables[group], self.variables[group]
-        rows = self._slot_array(group, name, row)
-        with self._create_variables(f"{group.label}/{name}"):
-            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
-        variable.add_slot(name, slot)
+        self.add_slot(group, name, row)
+        again = self.variables[group]
         with self._reuse_variables(f"{group.label}/{name}/rows"):
             rows = again.make_slot_array(None)
         with self._reuse_variables(f"{group.label}/{name}"):
             return RowVariable(again.view, row, False, _NAME, None, rows)
+
+    def add_slot(self, group: Group, name: str, row: np.ndarray) -> None:
+        """Creates a group's slot variable."""
+        variable = self._variables[group]
+        rows = self._slot_array(group, name, row)
+        with self._create_variables(f"{group.label}/{name}"):
+            slot = RowVariable(variable.view, row, False, _NAME, None, rows)
+        variable.add_slot(name, slot)
 
     def expect_slot(self, store: RowStore, name: str, initial: Any = 0.0) -> None:
         """Creates the rows of a slot variable before the optimizer creates the variable."""

@@ -9,7 +9,9 @@ import tensorflow as tf
 from strategies.embedding.config import TableConfig
 from strategies.embedding.shard.row_store import RowStore
 from strategies.embedding.shard.table import LookupState, Table
+from strategies.embedding.shard.table_keys import TableKeys
 from strategies.reduction.sparse import sum_by_index
+from strategies.variables.growable_array import GrowableArray
 from strategies.variables.row_variable import RowVariable
 
 
@@ -50,29 +52,129 @@ class ShardLookup:
           now: the time that the workers agreed on if `uses_time`; None reads this task's clock.
         """
         if starts_step:
-            for table in self._tables:
-                table.begin_step(now)
-            self._store.step.assign_add(1, read_value=False)
-        numbers = tf.cast(keys[:, 0], tf.int32)
-        count = len(self._tables)
-        parts = tf.dynamic_partition(keys, numbers, count) if count > 1 else [keys]
+            self._begin_step(now)
+        by_table = TableKeys(keys, self.count)
+        parts = by_table.parts
         if training:
             rows = self._find_or_insert(parts, are_distinct)
         else:
             rows = [table.find(part[:, 1]) for table, part in zip(self._tables, parts, strict=True)]
         # Values are read after all insertions, which may reallocate the array.
-        values = self._values(parts, rows, training)
-        if count == 1:
-            in_order = rows[0]
-        else:
-            positions = tf.dynamic_partition(tf.range(tf.size(numbers)), numbers, count)
-            order = tf.math.invert_permutation(tf.concat(positions, 0))
-            in_order, values = tf.gather(tf.concat(rows, 0), order), tf.gather(values, order)
+        values = by_table.in_order(self._values(parts, rows, training))
+        in_order = by_table.join(rows)
         if training:
             in_order = self._store.view.references(in_order)
         if training and self.has_penalty:
             values = tf.concat([values, self.penalties(keys, in_order)[:, tf.newaxis]], 1)
         return in_order, values
+
+    def _begin_step(self, now: tf.Tensor | None) -> None:
+        for table in self._tables:
+            table.begin_step(now)
+        self._store.step.assign_add(1, read_value=False)
+
+    def fetch(
+        self, keys: tf.Tensor, steps: tf.Tensor, slots: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns which keys have a row, their values, and the slot variables of those with a row.
+
+        It is for a worker that will train the rows itself, and gives ids rows like a lookup in
+        training.
+
+        Args:
+          keys: distinct keys: number of the table, id and number of its occurrences, int64 [n, 3].
+          steps: number of steps that the worker has taken since it last told this shard.
+          slots: names of the slot variables.
+
+        Returns:
+          A mask, bool [n]; the values, float32 [n, width]; and the slot variables, one beside the
+          other, float32 [m, width * len(slots)].
+        """
+        self._count_steps(steps)
+        references, values = self(keys, training=True, starts_step=False, are_distinct=True)
+        has_row = references >= 0
+        rows = self._store.view.rows_of(tf.boolean_mask(references, has_row))
+        return has_row, values[:, : self.width], self._slot_values(rows, slots)
+
+    def read(self, keys: tf.Tensor, slots: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns which keys have a row, and the values and slot variables of those with a row.
+
+        See `fetch`; this gives no id a row, and counts nothing.
+        """
+        found = self._find(keys)
+        has_row = found >= 0
+        rows = tf.boolean_mask(found, has_row)
+        return has_row, self._store.variable.table.gather(rows), self._slot_values(rows, slots)
+
+    def add(
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor,
+        steps: tf.Tensor,
+        deltas: tf.Tensor,
+        values: tf.Tensor,
+        slots: Sequence[str],
+        workers: int,
+    ) -> None:
+        """Adds to rows what one of several workers has changed in them.
+
+        A slot variable takes the mean of its value here and the worker's, with the weight 1/N of
+        the worker. So it stays between the values that it has had: a sum of changes, like that of
+        rows, could make a mean of squares negative. Rows that were removed since are left out.
+
+        Args:
+          keys: number of the table, id and number of the further occurrences of distinct ids, int64
+            [n, 3].
+          counts: numbers of further lookups, and of those that differ in a step, of each table,
+            int64 [tables, 2].
+          steps: number of steps that the worker has taken since it last told this shard.
+          deltas: what is added to the rows, float32 [n, width].
+          values: slot variables, one beside the other, float32 [n, width * len(slots)].
+          slots: names of the slot variables.
+          workers: number of workers, N.
+        """
+        self._count_steps(steps)
+        for number, table in enumerate(self._tables):
+            table.add_counts(lookups=counts[number, 0], unique=counts[number, 1])
+        found = self._find(keys)
+        present = tf.where(found >= 0)[:, 0]
+        rows = tf.gather(found, present)
+        self._store.touch(rows, tf.gather(keys[:, 2], present))
+        self._store.variable.table.add(rows, tf.gather(deltas, present))
+        if not slots:
+            return
+        weight = 1.0 / workers
+        each = tf.split(tf.gather(values, present), len(slots), axis=1)
+        for array, own in zip(self._slot_arrays(slots), each, strict=True):
+            array.train(rows, (1.0 - weight) * array.gather(rows) + weight * own)
+
+    def _count_steps(self, steps: tf.Tensor) -> None:
+        """Counts steps that a worker has taken without a lookup here."""
+
+        def count() -> tf.Tensor:
+            self._store.step.assign_add(steps - 1)
+            self._begin_step(None)
+            return tf.constant(True)
+
+        tf.cond(steps > 0, count, lambda: tf.constant(False))
+
+    def _find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys, -1 for none."""
+        by_table = TableKeys(keys, self.count)
+        pairs = zip(self._tables, by_table.parts, strict=True)
+        return by_table.join([table.map.find(part[:, 1]) for table, part in pairs])
+
+    def _slot_values(self, rows: tf.Tensor, slots: Sequence[str]) -> tf.Tensor:
+        """Returns slot variables of rows, one beside the other, float32 [n, width * len(slots)]."""
+        columns = [array.gather(rows) for array in self._slot_arrays(slots)]
+        return tf.concat(columns, 1) if columns else tf.zeros([tf.size(rows), 0])
+
+    def _slot_arrays(self, slots: Sequence[str]) -> list[GrowableArray]:
+        """Returns the arrays of slot variables, which have as many rows as the table."""
+        arrays = [self._store.slots()[name] for name in slots]
+        for array in arrays:
+            array.resize(self._store.view.length.read_value())
+        return arrays
 
     def penalties(
         self, keys: tf.Tensor, rows: tf.Tensor, of_all: tf.Tensor | None = None
@@ -179,6 +281,11 @@ class ShardLookup:
         positions = [tf.cast(present, tf.int32), tf.cast(absent, tf.int32)]
         values = tf.dynamic_stitch(positions, [array.gather(tf.gather(rows, present)), others])
         return tf.reshape(values, [-1, self._store.width])
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables, in the order of their numbers in the keys."""
+        return self._tables
 
     @property
     def variable(self) -> RowVariable:

@@ -35,6 +35,9 @@ class Mode:
         each other in a step, so the strategy's own collectives are those of a single worker.
       has_local_optimizer: whether each worker updates its copies of the variables with an
         optimizer of its own, and the servers only add up the workers' progress.
+      row_steps: the number of steps between two exchanges of the embedding rows that a worker
+        trains itself; None if the servers train them.
+      row_cache: how many of these rows a worker keeps after an exchange.
       settings: the names of the options that apply to this mode alone, which are also keyword
         arguments of its class.
     """
@@ -42,6 +45,8 @@ class Mode:
     in_step: ClassVar[bool] = False
     has_local_optimizer: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
+    row_steps: int | None = None
+    row_cache: int = 0
 
     def __init__(self, servers: ServerGroup):
         self._servers = servers
@@ -56,6 +61,15 @@ class Mode:
         Args:
           variables: the variables that the step has changed.
           push_and_pull: applies updates on the servers and returns how to get the new values.
+        """
+        raise NotImplementedError
+
+    def mark_unsent(self, send: Callable[[], None], is_unsent: bool) -> None:
+        """Records whether there are changes of rows that `drain` must send; see `row_steps`.
+
+        Args:
+          send: sends the changes.
+          is_unsent: whether there are any.
         """
         raise NotImplementedError
 

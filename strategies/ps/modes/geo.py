@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -30,17 +30,33 @@ class Geo(Mode):
     `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
     this worker's last exchange.
 
+    Embedding rows are exchanged by the same rule, except that a worker keeps few of them after an
+    exchange; see [Note: rows of the mode "geo"] in embedding/shard/local_rows.py.
+
     Args:
       servers: the servers of the job.
       geo_steps: the number of steps between two exchanges of the same variables.
+      geo_rows: "local" if workers train the rows of embeddings themselves, "servers" if the servers
+        do.
+      geo_row_cache: the number of rows of each table width that a worker keeps after an exchange.
     """
 
     has_local_optimizer = True
-    settings = ("geo_steps",)
+    settings = ("geo_steps", "geo_rows", "geo_row_cache")
 
-    def __init__(self, servers: ServerGroup, geo_steps: int = 100):
+    def __init__(
+        self,
+        servers: ServerGroup,
+        geo_steps: int = 100,
+        geo_rows: str = "local",
+        geo_row_cache: int = 0,
+    ):
         super().__init__(servers)
         self._geo_steps = geo_steps
+        self.row_steps = geo_steps if geo_rows == "local" else None
+        self.row_cache = geo_row_cache
+        # Functions that send changes of rows, in the order in which the first change was made.
+        self._unsent: dict[Callable[[], None], None] = {}
         self._steps: dict[frozenset[str], ResourceVariable] = {}
 
     def exchange(self, variables: Sequence[SharedVariable], push_and_pull: PushAndPull) -> None:
@@ -64,6 +80,24 @@ class Geo(Mode):
 
         steps = self._steps_of(variables).assign_add(1)
         tf.cond(steps % self._geo_steps == 0, exchange_deltas, lambda: tf.constant(False))
+
+    def mark_unsent(self, send: Callable[[], None], is_unsent: bool) -> None:
+        """Records whether there are changes of embedding rows to send; see `Mode`.
+
+        The function is kept as long as there are, so that nothing is lost with a deleted model.
+        """
+        if is_unsent:
+            self._unsent[send] = None
+        else:
+            self._unsent.pop(send, None)
+
+    def drain(self) -> None:
+        """Sends the changes of embedding rows, so that the servers have what was trained.
+
+        Those of variables wait for the next exchange: what is saved is the worker's own copy.
+        """
+        for send in list(self._unsent):
+            send()
 
     def _steps_of(self, variables: Sequence[SharedVariable]) -> ResourceVariable:
         """Returns the counter of the steps that have changed exactly these variables."""

@@ -17,7 +17,7 @@ slow = pytest.mark.slow
     [
         ("async", 40, 2, 2, {"max_merge": 3, "send_queue_size": 5}),
         pytest.param("half_async", 40, 2, 2, {}, marks=slow),
-        pytest.param("geo", 10, 2, 1, {"geo_steps": 3}, marks=slow),
+        pytest.param("geo", 10, 2, 1, {"geo_steps": 3, "geo_rows": "servers"}, marks=slow),
         pytest.param("sync", 5, 3, 2, {}, marks=slow),
     ],
 )
@@ -36,6 +36,28 @@ slow = pytest.mark.slow
 )
 def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, options):
     run_check(check, mode, steps, json.dumps(options), workers=workers, ps=ps)
+
+
+@pytest.mark.parametrize(
+    ("api", "workers", "ps", "replicas", "cache"),
+    [
+        ("keras", 2, 2, 1, 0),
+        *(
+            pytest.param(*job, marks=slow)
+            for job in [
+                ("tf_keras", 2, 1, 1, 0),
+                ("keras", 1, 1, 1, 0),
+                ("tf_keras", 1, 2, 1, 0),
+                ("keras", 2, 1, 2, 0),
+                ("keras", 2, 2, 1, 100),
+                ("tf_keras", 1, 1, 2, 100),
+            ]
+        ),
+    ],
+)
+@pytest.mark.parametrize("check", checks_of("servers_geo_rows.py"))
+def test_workers_train_rows_between_exchanges(run_check, check, api, workers, ps, replicas, cache):
+    run_check(check, api, replicas, cache, workers=workers, ps=ps)
 
 
 @slow

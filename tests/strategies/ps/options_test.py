@@ -246,6 +246,12 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
         ({"pull_every": 0}, "pull_every must be an integer >= 1. Received: 0"),
         ({"geo_steps": True}, "geo_steps must be an integer >= 1. Received: True"),
         ({"max_merge": 2, "mode": "geo"}, "max_merge=2 with mode='geo'"),
+        ({"geo_rows": "workers"}, "geo_rows must be 'local' or 'servers'. Received: 'workers'"),
+        (
+            {"geo_rows": "servers", "geo_row_cache": 9, "mode": "geo"},
+            "geo_row_cache=9 with geo_rows='servers'",
+        ),
+        ({"geo_rows": "local"}, "geo_rows can only be used with mode='geo'"),
         ({"geo_steps": 2}, "geo_steps can only be used with mode='geo'. Received: geo_steps=2"),
     ],
 )

@@ -117,7 +117,7 @@ def test_refusals(dataset, layer, steps, error, message):
     [
         ("async", 2, 2, "{}"),
         ("half_async", 1, 2, '{"num_replicas": 2}'),
-        ("geo", 2, 1, '{"geo_steps": 3}'),
+        ("geo", 2, 1, '{"geo_steps": 3, "geo_rows": "servers"}'),
         ("sync", 2, 2, "{}"),
     ],
 )
