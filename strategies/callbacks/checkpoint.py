@@ -22,6 +22,7 @@ from strategies.collectives.workers import (
     barrier,
     collectives_of,
     drain,
+    is_joining,
     refresh,
 )
 from strategies.compat.keras import (
@@ -196,6 +197,8 @@ class Checkpoint(Callback):
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._begun_step = self._to_skip = 0
         self._position, self._position_bytes = None, 0
+        if is_joining(strategy):
+            return  # the others have restored it, and the servers have newer values since
         checkpoint, error = None, None
         try:
             checkpoint = checkpoint_files.read(self._path, self.model)
@@ -243,6 +246,8 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due."""
+        if is_joining(self.model.distribute_strategy):
+            return  # the others do not meet this worker yet
         self._advance(epoch + 1, 0)
         is_due, _ = self._any_and_all(self._is_due(), has_ended=False)
         if is_due:
@@ -252,7 +257,7 @@ class Checkpoint(Callback):
         """Saves the final state; workers that are not in step wait until all have finished."""
         begin_at(self.model, 0)
         self._advance(self._epoch + 1, 0, wait=True)
-        have_all_ended = False
+        have_all_ended = is_joining(self.model.distribute_strategy)
         # Each turn is this worker's part in one exchange of a worker that still trains: that is in
         # its `on_epoch_end`, and saves with the others if a checkpoint is due.
         while not have_all_ended:

@@ -17,6 +17,7 @@ from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import join
 from strategies.embedding.shard.table_shard import Group
 from strategies.utils.argument_checks import check_whole_number
+from tf_config.worker_range import WorkerRange
 
 
 def prefetch_rows(
@@ -68,7 +69,8 @@ def prefetch_rows(
         Keras shuffles; in training, if the output of `ids` differs from the layer's inputs.
     """
     _check(dataset, layer, steps)
-    if not backend_of(layer.made_under).may_prefetch:
+    # In an elastic job, it is not known before an epoch which examples are this worker's.
+    if not backend_of(layer.made_under).may_prefetch or WorkerRange.from_env() is not None:
         return dataset
     extended = layer.made_under.extended
     replicas = len(extended.worker_devices)

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +31,9 @@ from strategies.utils.devices import HOST
 from tf_config import Address, ClusterSpec, Task
 from tf_config.launcher.reports import EXCHANGED, report
 from tf_config.reachability import connect
+
+if TYPE_CHECKING:
+    from strategies.ps.presence import Presence
 
 _ANSWER_SECONDS = 2.0
 _CLOSE_SECONDS = 60.0
@@ -460,6 +463,7 @@ class ServerGroup:
       present: for each worker, whether it took part in the last collective operation.
       operations: tracks the operation in which this worker waits for other workers.
       acknowledged: for each server, how many steps of this worker it has acknowledged.
+      presence: who is present in an elastic job; None if the number of workers is fixed.
     """
 
     def __init__(self, servers: Sequence[ServerConnection], rank: int, size: int):
@@ -469,6 +473,7 @@ class ServerGroup:
         self.present = [True] * size
         self.operations = OperationTracker()
         self.acknowledged = {server.number: 0 for server in self.servers}
+        self.presence: Presence | None = None
 
     def is_leader_of(self, server: int) -> bool:
         """Returns whether this worker acts for a server on behalf of all workers."""

@@ -26,6 +26,8 @@ class Geo(Mode):
     Steps are counted separately for each set of variables, because models that are trained in
     turn update different variables.
 
+    In a job whose workers come and go, N is the number of workers that divide the epoch.
+
     Staleness: the values that a worker computes with lack none of its own steps. They lack up to
     `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
     this worker's last exchange.
@@ -50,7 +52,7 @@ class Geo(Mode):
         """
 
         def exchange_deltas() -> tf.Tensor:
-            deltas = [(local_copy(v) - v.base) / self._servers.size for v in variables]
+            deltas = [(local_copy(v) - v.base) / self._workers(v.dtype) for v in variables]
             updates = [
                 VariableUpdate(v, add, ((delta,), {}))
                 for v, delta in zip(variables, deltas, strict=True)
@@ -64,6 +66,11 @@ class Geo(Mode):
 
         steps = self._steps_of(variables).assign_add(1)
         tf.cond(steps % self._geo_steps == 0, exchange_deltas, lambda: tf.constant(False))
+
+    def _workers(self, dtype: tf.DType) -> int | tf.Tensor:
+        """Returns the N of the rule above: in an elastic job, that of the epoch."""
+        presence = self._servers.presence
+        return self._servers.size if presence is None else tf.cast(presence.workers, dtype)
 
     def _steps_of(self, variables: Sequence[SharedVariable]) -> ResourceVariable:
         """Returns the counter of the steps that have changed exactly these variables."""
