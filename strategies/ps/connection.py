@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,9 +31,6 @@ from strategies.utils.devices import HOST
 from tf_config import Address, ClusterSpec, Task
 from tf_config.launcher.reports import EXCHANGED, report
 from tf_config.reachability import connect
-
-if TYPE_CHECKING:
-    from strategies.ps.presence import Presence
 
 _ANSWER_SECONDS = 2.0
 _CLOSE_SECONDS = 60.0
@@ -473,7 +470,8 @@ class ServerGroup:
         self.present = [True] * size
         self.operations = OperationTracker()
         self.acknowledged = {server.number: 0 for server in self.servers}
-        self.presence: Presence | None = None
+        # A `Presence`, whose module imports this one.
+        self.presence: Any = None
 
     def is_leader_of(self, server: int) -> bool:
         """Returns whether this worker acts for a server on behalf of all workers."""

@@ -1,13 +1,14 @@
 """Counts how often each example is trained on, while workers come and go.
 
-elastic_epochs.py MODE DIRECTORY EPOCHS [arrays] [checkpoints]
+elastic_epochs.py MODE DIRECTORY EPOCHS [arrays | loop] [checkpoints] [slow]
 
 Element i of a weight is how often example i was trained on. At the beginning of each step, each
 worker adds a line with the epoch, the number of the step and the number of workers that divide the
 epoch to DIRECTORY/steps-<rank>; it then waits until there is a file DIRECTORY/go-<epoch>-<step> if
 there is a file DIRECTORY/stop-<rank>-<epoch>-<step>. The first worker writes the weight of the
 servers to DIRECTORY/counts.json when no other worker is left. With checkpoints, workers meet at the
-ends of epochs to save.
+ends of epochs to save; in a custom loop, they meet at a barrier there. If slow, a step takes a
+while.
 """
 
 import json
@@ -21,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.ps.membership import JOINING, PRESENT
+from strategies.ps.membership import PRESENT
+from tests.support.elastic_training import BATCH, EXAMPLES
 
 mode, directory, epochs, options = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-EXAMPLES, BATCH = 60, 6
 strategy = strategies.from_tf_config(mode=mode, **({"geo_steps": 1} if mode == "geo" else {}))
 presence = strategy.extended.servers.presence
 rank = strategies.worker_rank(strategy)
@@ -38,18 +39,49 @@ class Sum(keras.losses.Loss):
         return -tf.reduce_sum(y_pred, -1)
 
 
+def begin_step(epoch, step):
+    """Writes down a step, and waits if the test says so."""
+    with open(directory / f"steps-{rank}", "a") as file:
+        file.write(f"{epoch} {step} {strategy.present_workers()}\n")
+    if (directory / f"stop-{rank}-{epoch}-{step}").exists():
+        while not (directory / f"go-{epoch}-{step}").exists():
+            time.sleep(0.02)
+    if "slow" in options:
+        time.sleep(0.05)
+
+
 class Steps(keras.callbacks.Callback):
-    """Writes down the steps, and waits in those in which the test says so."""
+    """Reports the steps of `fit`."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        with open(directory / f"steps-{rank}", "a") as file:
-            file.write(f"{self.epoch} {batch} {presence.workers.numpy():.0f}\n")
-        if (directory / f"stop-{rank}-{self.epoch}-{batch}").exists():
-            while not (directory / f"go-{self.epoch}-{batch}").exists():
-                time.sleep(0.02)
+        begin_step(self.epoch, batch)
+
+
+@tf.function
+def train(batch):
+    """Makes a step of the custom loop."""
+
+    def replica(x, _):
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_sum(model(x, training=True))
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    strategy.run(replica, batch)
+
+
+def loop():
+    """Trains without `fit`."""
+    batches = strategy.experimental_distribute_dataset(data["x"])
+    for epoch in range(epochs):
+        for step, batch in enumerate(batches):
+            begin_step(epoch, step)
+            train(batch)
+        strategies.barrier(strategy)
 
 
 with strategy.scope():
@@ -68,11 +100,14 @@ if "checkpoints" in options:
     path = directory / "checkpoints"
     callbacks.append(strategies.callbacks.Checkpoint(path, every_steps=1))
 (directory / f"pid-{rank}").write_text(f"{os.getpid()}")
-model.fit(**data, epochs=epochs, callbacks=callbacks, verbose=0)
+if "loop" in options:
+    loop()
+else:
+    model.fit(**data, epochs=epochs, callbacks=callbacks, verbose=0)
 strategy.extended.drain()
 if rank == 0:
     states = presence._memberships[0].states
-    while any(state in (PRESENT, JOINING) for state in states()[1:]):
+    while PRESENT in states()[1:]:
         time.sleep(0.1)
     kernel = model.trainable_variables[0].value
     (counts,) = strategy.extended.registry.read([kernel.remote])

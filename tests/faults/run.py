@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import network_faults
+from tests.support.elastic_training import EXAMPLES, ElasticTraining
 from tests.support.fork_server import ForkServer
 from tests.support.job import Job
 from tests.support.restarted_servers import RestartedServers, faults_in
@@ -38,7 +39,7 @@ from tests.support.two_hosts import TwoHosts, missing
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
-_KINDS = ("inputs", "files", "memory", "servers", "kills", "network")
+_KINDS = ("inputs", "files", "memory", "servers", "members", "kills", "network")
 _KILLS = 30  # of each strategy and mode
 _KILLS_OF_A_JOB = 6  # of those whose servers are restarted in place
 _SHORT_WAY = "TensorFlow's collectives"
@@ -363,6 +364,45 @@ def all_restarts(
         ]
 
 
+def come_and_go(mode: str, epochs: int, seed: str, python: str) -> Row:
+    """Has workers join and leave a job at random moments, until it has trained all epochs.
+
+    Lost are jobs in which an example was trained on more or less often than the workers say.
+    """
+    row = Row(f"workers that join and leave, {mode}")
+    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
+    job = Job(directory)
+    job.python = python
+    try:
+        options = ["slow", *(["checkpoints"] if chance.random() < 0.5 else [])]
+        training = ElasticTraining(job, mode, epochs, *options, workers="1:4")
+        joined, texts = [], []
+        while training.process.poll() is None:
+            time.sleep(chance.random() * 3)
+            if joined and (len(joined) == 3 or chance.random() < 0.5):
+                joined.pop(chance.randrange(len(joined))).terminate()
+            else:
+                joined.append(training.join())
+        counts, _ = training.finish()
+        for process in job.started[1:]:
+            code, text = job.finish(process, 60)
+            row.tried += 1
+            # The others may be done before it has joined them.
+            row.survived += code == 0 or (code == 2 and "The job must answer" in text)
+            texts.append(text)
+            if code:
+                row.errors.append(f"exit code {code}: {text[-2000:]}")
+        lost = sum(map(training.lost, texts))
+        if sum(counts) != epochs * EXAMPLES - lost or max(counts) > epochs:
+            row.lost += 1
+            row.errors.append(f"{epochs} epochs, {lost} said to be lost: {counts}")
+        row.left += _left(job)
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return row
+
+
 def _kill(pid: int) -> None:
     import os
 
@@ -494,6 +534,9 @@ def _submit(
         yield [pool.submit(starve, kind) for kind in list(_HUNGRY)[: 1 if short else 3]]
     if "servers" in kinds:
         yield from all_restarts(pool, short, seed, python)
+    if "members" in kinds:
+        for mode in ["half_async"] if short else ["half_async", "async"]:
+            yield [pool.submit(come_and_go, mode, 40 if short else 600, f"{seed} {mode}", python)]
     if "kills" in kinds:
         yield from all_kills(pool, short, seed, python)
 

@@ -220,7 +220,7 @@ def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) 
             if not restart:
                 console.note(_join_command(job, places, secret), 0)
         if not restart and shares_cpus(job):
-            count = job.roles.workers + job.roles.chief
+            count = job.started.workers + job.roles.chief
             console.note(
                 f"{count} workers share this machine's CPUs; one process with all cores, without "
                 "tf-config, is often as fast",
@@ -254,7 +254,7 @@ def _join_command(job: JobSpec, places: PlaceServer, secret: str) -> str:
 def shares_cpus(job: JobSpec) -> bool:
     """Returns whether several workers run a script on this machine alone, which has no GPUs."""
     is_python = is_script(job.program) or job.program[0] == MODULE
-    is_alone = job.roles.workers + job.roles.chief > 1 and not job.elsewhere
+    is_alone = job.started.workers + job.roles.chief > 1 and not job.elsewhere
     return is_python and is_alone and gpus() == 0
 
 

@@ -195,7 +195,7 @@ class PlaceServer:
                     f"{received}. Wait until one of them leaves, or start the job with a larger "
                     "MAX."
                 }
-            task = self._vacant[0]
+            task = min(self._vacant, key=lambda task: task.index)
             try:
                 cluster = ClusterSpec({**attempt.cluster.addresses, task: address})
             except ClusterConfigError as error:

@@ -31,7 +31,7 @@ def server():
 
 @pytest.fixture
 def attempt():
-    return Attempt(local_cluster(4, 1), VACANT, Address("127.0.0.1", 5), {"COLOUR": "blue"})
+    return Attempt(local_cluster(workers=4, ps=1), VACANT, Address("127.0.0.1", 5), {"COLOUR": "blue"})
 
 
 def take(server, secret=SECRET, seconds=5.0, port=4321):
