@@ -159,7 +159,7 @@ class ElasticDataset(ServerDataset):
 
     def _begin(self, epoch: int) -> None:
         """Determines this worker's part of an epoch, and joins the others if they are in it."""
-        presence, rank = self._presence, self._extended.workers.rank
+        presence = self._presence
         presence.part = None
         self._place.assign(NO_PART)
         if not self._has_caught_up:
@@ -169,17 +169,18 @@ class ElasticDataset(ServerDataset):
         def is_late() -> bool:
             return presence.newest(self._number) > epoch
 
-        if not presence.is_member and not is_late():
-            presence.join(is_late)
-        if not presence.is_member:
-            return
-        division = presence.begin_epoch(self._number, epoch)
-        if not presence.is_member:
-            presence.join(is_late)
-        if rank in division.workers:
-            self._place.assign([division.workers.index(rank), len(division.workers)])
-            presence.part = Part(self._number, epoch, self._steps())
-            self._extended.begin_count()
+        with presence.beginning():
+            if not presence.is_member and not is_late():
+                presence.join(is_late)
+            if not presence.is_member:
+                return
+            place = presence.begin_epoch(self._number, epoch)
+            if not presence.is_member:
+                presence.join(is_late)
+            if place is not None:
+                self._place.assign(place)
+                presence.part = Part(self._number, epoch, self._steps())
+                self._extended.begin_count()
 
     def _steps(self) -> str:
         """Returns a description of the number of steps in an epoch."""

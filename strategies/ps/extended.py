@@ -161,8 +161,7 @@ class ParameterServerExtended(ReplicatedExtended):
             return
         with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
             self.drain()
-            rest = presence.describe_rest(self._steps_made() - self._steps_before)
-            if rest:
+            if rest := presence.leave(self._steps_made() - self._steps_before):
                 logging.warning("Worker %d %s.", self.servers.rank, rest)
 
     def report_loss(self, server: ServerConnection) -> None:

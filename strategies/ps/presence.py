@@ -4,10 +4,11 @@
 TF_CONFIG has an address for each worker that a job may have. The servers know which of them are
 there (membership.py), and the first server knows the rest, all of it under one lock:
 
-* For each epoch of each dataset, the workers that divide its examples: those that are present when
-  the first of them begins the epoch. All others that reach this epoch read this division. So each
-  example belongs to one worker, although workers begin epochs at different times. A worker that is
-  not in the division has empty batches.
+* For each epoch of each dataset, the workers that divide its examples: those that are present, or
+  were started with the job, when the first of them begins the epoch. All others that reach this
+  epoch read this division. So each example belongs to one worker, although workers begin epochs at
+  different times. A worker that is not in the division has empty batches; so has one that has
+  joined since, in the place of a worker that is in it.
 * Which workers are in an epoch. A worker that joins later becomes PRESENT only while another one
   is: an exchange of several operations, such as saving a checkpoint, is then not under way on any
   worker, because each operation waits for all that are present. Its own exchanges before that are
@@ -29,7 +30,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from strategies.ps.lock import Lock
 from strategies.ps.membership import (
     AWAITED,
     JOINING,
+    LEFT,
     PRESENT,
     Membership,
     training_flags,
@@ -54,18 +56,6 @@ _POLL_SECONDS = 0.5
 _LOG_EVERY_SECONDS = 30.0
 # Keys of the table of divisions: the number of the dataset, and of its epoch in the lower bits.
 _EPOCH_BITS = 32
-
-
-class Division(NamedTuple):
-    """How an epoch of a dataset is divided.
-
-    Attributes:
-      workers: the ranks of the workers that divide it.
-      newest: the newest epoch of the dataset that any worker has begun.
-    """
-
-    workers: tuple[int, ...]
-    newest: int
 
 
 class Part(NamedTuple):
@@ -114,6 +104,9 @@ class Presence:
         self._memberships = memberships
         self._server = server = server.new_connection()
         self._numbers = {"fit": 0, "loop": 0}
+        # The keys of the divisions that were made before this worker joined.
+        self._before: frozenset[int] = frozenset()
+        self._is_busy = False
         self._ended = threading.Event()
         with server.building():
             self._states = server.build_once(functools.partial(worker_states, size))
@@ -125,6 +118,7 @@ class Presence:
             lock = Lock("elastic")
         self._begin = server.locked(self._begin_epoch, lock)[1]
         self._stop, _ = server.locked(lambda: self._set_training(0), lock)
+        self._leave = server.locked(self._set_left, lock)[1]
         self._admit = server.locked(self._admit_if_safe, lock)[1]
         with server.building():
             self._keys = self._exported_keys()
@@ -141,9 +135,10 @@ class Presence:
     # Operations on the server.
 
     def _begin_epoch(self) -> list[tf.Tensor]:
-        """Returns the division of an epoch, which is made if there is none, and all keys."""
+        """Returns the division of an epoch, made if there is none, and this worker's state."""
         states = self._states.read_value()
-        present = tf.cast(tf.equal(states, PRESENT), tf.int32)
+        # Those that were started with the job and are not connected yet have their parts, too.
+        present = tf.cast(states < LEFT, tf.int32)
         found = tf.raw_ops.LookupTableFindV2(
             table_handle=self._divisions, keys=[self._key], default_value=tf.constant("")
         )
@@ -153,9 +148,8 @@ class Presence:
             table_handle=self._divisions, keys=[self._key], values=division
         )
         with tf.control_dependencies([insert]):
-            keys = self._exported_keys()
-        self._set_training(1)
-        return [division[0], keys, states[self._rank]]
+            self._set_training(1)
+        return [division[0], states[self._rank]]
 
     def _exported_keys(self) -> tf.Tensor:
         return tf.raw_ops.LookupTableExportV2(
@@ -166,8 +160,12 @@ class Presence:
         self._training.scatter_update(tf.IndexedSlices([flag], [self._rank]))
         return []
 
+    def _set_left(self) -> list[tf.Tensor]:
+        self._states.scatter_update(tf.IndexedSlices([LEFT], [self._rank]))
+        return [self._exported_keys()]
+
     def _admit_if_safe(self) -> list[tf.Tensor]:
-        """Makes this worker PRESENT while another one trains; returns whether it is.
+        """Makes this worker PRESENT while another one trains; returns whether it is, and all keys.
 
         See [Note: workers that come and go].
         """
@@ -178,7 +176,7 @@ class Presence:
         is_safe = trains | is_alone
         state = tf.where(is_safe, PRESENT, JOINING)
         self._states.scatter_update(tf.IndexedSlices([state], [self._rank]))
-        return [is_safe]
+        return [is_safe, self._exported_keys()]
 
     # This worker.
 
@@ -202,20 +200,34 @@ class Presence:
         numbers = {int(key) >> _EPOCH_BITS for key in keys}
         return any(number > dataset and number % 2 == dataset % 2 for number in numbers)
 
-    def begin_epoch(self, dataset: int, epoch: int) -> Division:
-        """Begins an epoch, and returns how its examples are divided."""
+    def begin_epoch(self, dataset: int, epoch: int) -> tuple[int, int] | None:
+        """Begins an epoch; returns this worker's place and the number of workers that divide it.
+
+        Returns None if this worker has no part of it.
+        """
         key = np.int64(dataset << _EPOCH_BITS | epoch)
-        text, keys, state = self._server.run(self._begin, {self._key: key}, idempotent=True)
-        self.is_training = True
+        text, state = self._server.run(self._begin, {self._key: key}, idempotent=True)
         if self.is_member and state != PRESENT:
             # It was suspended, and a server took it for one that is gone.
             logging.warning(
                 "The others have continued without this worker, which joins them again."
             )
             self.is_member = False
-        workers = tuple(rank for rank, digit in enumerate(text.decode()) if digit == "1")
+        workers = [rank for rank, digit in enumerate(text.decode()) if digit == "1"]
         self.workers.assign(float(max(len(workers), 1)))
-        return Division(workers, _newest(keys, dataset))
+        if self._rank not in workers or int(key) in self._before:
+            return None
+        return workers.index(self._rank), len(workers)
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Keeps this worker from leaving while the block begins an epoch."""
+        self._is_busy = True
+        try:
+            yield
+            self.is_training = self.is_member
+        finally:
+            self._is_busy = False
 
     def stop_training(self) -> None:
         """Tells the first server that this worker is in no epoch, before it meets others."""
@@ -230,28 +242,34 @@ class Presence:
           is_late: returns whether to give up, because the others have gone on.
         """
         start = logged = time.monotonic()
-        while not self._server.run(self._admit, idempotent=True)[0]:
+        while True:
+            is_admitted, keys = self._server.run(self._admit, idempotent=True)
+            if is_admitted:
+                break
             if is_late():
                 return
+            self._is_busy = False
             time.sleep(_POLL_SECONDS)
+            self._is_busy = True
             if (now := time.monotonic()) - logged >= _LOG_EVERY_SECONDS:
                 logged = now
                 logging.warning(
                     "Waiting for the others to begin an epoch, to join them: %.0f s.", now - start
                 )
-        self.is_member = True
+        self.is_member, self._before = True, frozenset(map(int, keys))
         for membership in self._memberships[1:]:
             membership.set_state(self._rank, PRESENT)
 
-    def describe_rest(self, steps: int) -> str:
-        """Returns which examples nobody trains on if this worker leaves now; "" for none.
+    def leave(self, steps: int) -> str:
+        """Tells the first server that this worker leaves; returns what nobody trains on then.
 
         Args:
           steps: the number of steps that this worker has made since `part` was set.
         """
+        keys = self._server.run(self._leave, idempotent=True)[0]
         if not self.is_training or self.part is None:
             return ""
-        following = self.newest(self.part.dataset) + 1
+        following = _newest(keys, self.part.dataset) + 1
         return (
             f"leaves in epoch {self.part.epoch}, after {steps} of {self.part.steps} steps. Its "
             "other examples of this epoch are not trained on; the others train on all examples "
@@ -260,7 +278,7 @@ class Presence:
 
     def may_leave(self) -> bool:
         """Returns whether this worker takes part in no exchange with others at the moment."""
-        return self.is_training or not self.is_member
+        return not self._is_busy and (self.is_training or not self.is_member)
 
     @property
     def state(self) -> int:

@@ -60,6 +60,32 @@ def test_a_worker_joins_and_leaves(forked, mode, options):
 
 
 @SLOW
+def test_another_worker_takes_the_place_within_the_epoch(forked):
+    """It has the number of the one that has left, but not the part of its examples."""
+    training = ElasticTraining(forked, "half_async", EPOCHS)
+    training.touch("stop-0-1-2", "stop-1-1-3", "stop-2-3-2", "stop-0-3-2", "stop-1-3-4")
+    first = training.join()
+    training.wait_for(2, 1, 0)
+    training.touch("go-1-2", "go-1-3")
+    for rank, step in ((0, 2), (1, 4), (2, 2)):
+        training.wait_for(rank, 3, step)
+    first.send_signal(signal.SIGTERM)
+    code, text = forked.finish(first, HANGING_SECONDS)
+    assert code == 0, text
+    (forked.directory / "stop-2-3-2").unlink()
+    made = len(training.steps(2))
+    second = training.join()
+    training.job.wait_for(lambda: len(training.steps(2)) > made, HANGING_SECONDS)
+    training.touch("go-3-2", "go-3-4")
+    counts, _ = training.finish()
+    assert forked.finish(second, HANGING_SECONDS)[0] == 0
+    assert training.workers_by_epoch(0)[1] == [{2}, {2}, *[{3}] * (EPOCHS - 2)]
+    lost = training.lost(text)
+    assert lost == (STEPS - 2) * BATCH // 3
+    assert collections.Counter(counts) == {EPOCHS: EXAMPLES - lost, EPOCHS - 1: lost}
+
+
+@SLOW
 @pytest.mark.parametrize("mode", ["geo", "half_async"])
 def test_a_worker_joins_and_stays(forked, mode):
     """In "geo", a step with one exchange leaves 1 - 1/N of its progress unsent."""
