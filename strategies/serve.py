@@ -27,7 +27,7 @@ from strategies.ps.membership import (
     is_over,
 )
 from strategies.ps.saved_state import SaveDirectory, SavedState, restore
-from strategies.ps.silence import SilentWorkers
+from strategies.ps.silence import SILENT_SECONDS, SilentWorkers
 from strategies.ps.state_saver import StateSaver
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 from tf_config.launcher.reports import CAN_REJOIN, report
@@ -209,7 +209,7 @@ def _wait_for_workers(
         for rank in () if silent is None else silent.find(states):
             membership.set_state(rank, LEFT)
             print(
-                f"{task} has not heard of {workers[rank]} for {silent.seconds:.0f} s; the others "
+                f"{task} has not heard of {workers[rank]} for {SILENT_SECONDS:.0f} s; the others "
                 "continue without it",
                 flush=True,
             )

@@ -21,9 +21,6 @@ class SilentWorkers:
       membership: the connection to this server's states of workers.
       seconds: how long a worker may be silent.
       clock: returns the time in seconds.
-
-    Attributes:
-      seconds: how long a worker may be silent.
     """
 
     def __init__(
@@ -32,7 +29,7 @@ class SilentWorkers:
         seconds: float = SILENT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.seconds = seconds
+        self._seconds = seconds
         self._membership = membership
         self._clock = clock
         # The last report of each worker, and the time when it was first seen.
@@ -45,6 +42,6 @@ class SilentWorkers:
             last, since = self._last.get(rank, (-1, now))
             if state not in (PRESENT, JOINING) or beat != last:
                 self._last[rank] = beat, now
-            elif now - since >= self.seconds:
+            elif now - since >= self._seconds:
                 silent.append(rank)
         return silent
