@@ -13,6 +13,7 @@ from types import FrameType
 
 from absl import logging
 
+from strategies.compat.call_stack import frames
 from tf_config.launcher.reports import LEAVES, report
 
 _RETRY_SECONDS = 0.05
@@ -41,6 +42,7 @@ class LeaveRequest:
             signal.signal(signal.SIGTERM, self._request)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        del frame
         # Python calls this between two of its own instructions, so a step in a tf.function has
         # ended; but not if the step calls a Python function in this thread.
         if not self._is_requested:
@@ -48,7 +50,7 @@ class LeaveRequest:
             atexit.register(self._leave)  # the last one that is registered runs first
             report(LEAVES)
             logging.warning("This worker leaves the job after its step, because it was asked to.")
-        if not _is_in_graph(frame) and self._may_leave():
+        if not _is_in_graph() and self._may_leave():
             signal.signal(number, signal.SIG_IGN)
             sys.exit(0)
         threading.Thread(target=_ask_again, name="leave", daemon=True).start()
@@ -59,9 +61,5 @@ def _ask_again() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _is_in_graph(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if os.path.basename(frame.f_code.co_filename) == _IN_GRAPH:
-            return True
-        frame = frame.f_back
-    return False
+def _is_in_graph() -> bool:
+    return any(os.path.basename(frame.f_code.co_filename) == _IN_GRAPH for frame in frames())
