@@ -23,7 +23,12 @@ from tf_config.launcher.commands import Command, argv, command
 from tf_config.launcher.console import Console
 from tf_config.launcher.joined_worker import JoinedWorker
 from tf_config.launcher.places import Place, TakenPlace
-from tf_config.launcher.settings import REJOINS_VARIABLE, LaunchOptions
+from tf_config.launcher.settings import (
+    REJOINS_VARIABLE,
+    START_TIMEOUT_VARIABLE,
+    STEP_TIMEOUT_VARIABLE,
+    LaunchOptions,
+)
 from tf_config.launcher.task_resolution import settings, start_timeout
 from tf_config.network_interface import address_of
 from tf_config.rendezvous.waiting import Deadline
@@ -82,7 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _command(place: Place, what: tuple[str, ...], options: LaunchOptions) -> Command:
     """Returns the command of the worker."""
-    options = replace(options, variables={**place.variables, **options.variables})
+    own = {
+        START_TIMEOUT_VARIABLE: options.start_timeout,
+        STEP_TIMEOUT_VARIABLE: options.step_timeout,
+    }
+    shared = {name: value for name, value in place.variables.items() if own.get(name) is None}
+    options = replace(options, variables={**shared, **options.variables})
     resolved = settings(place.config, "tf_config", options, os.environ)
     plain = command(place.config, what, os.environ, resolved, place.rendezvous)
     return replace(plain, environ={**plain.environ, REJOINS_VARIABLE: "1"})
