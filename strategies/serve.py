@@ -97,14 +97,21 @@ class _Saves(NamedTuple):
         self.directory.lock()
         return saved
 
-    def restore(self, saved: SavedState, target: str, membership: Membership, number: int) -> str:
+    def restore(
+        self,
+        saved: SavedState,
+        target: str,
+        membership: Membership,
+        number: int,
+        initial: Sequence[int],
+    ) -> str:
         """Restores a state and lets workers continue; returns a description of the state.
 
         Raises:
           ValueError: if the states of the workers are damaged.
           tf.errors.OpError: if the values are damaged.
         """
-        states = self.directory.worker_states()
+        states = self.directory.worker_states() or initial
         restore(target, saved)
         age = time.time() - saved.time
         membership.initialize(number, states, age)
@@ -160,7 +167,8 @@ def _serve(cluster: ClusterSpec, task: Task, saves: _Saves | None) -> int:
         print(f"{task} serves {what}", flush=True)
     else:
         try:
-            state = saves.restore(saved, server.target, membership, task.index)
+            initial = _initial_states(len(workers))
+            state = saves.restore(saved, server.target, membership, task.index, initial)
         except (ValueError, tf.errors.OpError) as error:
             return _refuse_restart(str(error))
         print(f"{task} serves again {what}, with {state}", flush=True)
