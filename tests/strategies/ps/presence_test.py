@@ -23,7 +23,7 @@ EPOCHS, STEPS = 7, EXAMPLES // BATCH
         pytest.param("async", [], marks=SLOW),
         pytest.param("async", ["arrays", "checkpoints"], marks=SLOW),
     ],
-    ids="-".join,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "dataset",
 )
 def test_a_worker_joins_and_leaves(forked, mode, options):
     training = ElasticTraining(forked, mode, EPOCHS, *options)
