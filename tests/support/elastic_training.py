@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.job import HANGING_SECONDS, Job
@@ -12,6 +13,8 @@ from tests.support.job import HANGING_SECONDS, Job
 PROGRAM = Path(__file__).resolve().parent.parent / "distributed" / "elastic_epochs.py"
 # Those of the program. Up to four workers have equal parts of a batch.
 EXAMPLES, BATCH = 60, 12
+# How long a worker waits for a job that may have ended.
+JOIN_SECONDS = 60
 
 
 class ElasticTraining:
@@ -23,12 +26,22 @@ class ElasticTraining:
       epochs: the number of epochs.
       options: the options of the program.
       workers: the range of the number of workers.
+      stops: the names of files that tell workers to wait, from the start on.
     """
 
-    def __init__(self, job: Job, mode: str, epochs: int, *options: str, workers: str = "2:3"):
+    def __init__(
+        self,
+        job: Job,
+        mode: str,
+        epochs: int,
+        *options: str,
+        workers: str = "2:3",
+        stops: Sequence[str] = (),
+    ):
         self.job = job
         job.environ["KERAS_STRATEGIES_SECRET"] = "0123456789abcdef"
         self._program = [PROGRAM, mode, job.directory, epochs, *options]
+        self.touch(*stops)
         arguments = ["--workers", workers, "--ps", 1, "--log-dir", "logs", "--start-timeout", 120]
         self.process: subprocess.Popen = job.start(*arguments, *self._program)
         address = None
@@ -40,7 +53,8 @@ class ElasticTraining:
 
     def join(self) -> subprocess.Popen:
         """Starts `tf-config join`."""
-        command = [self.job.python, "-m", "tf_config", "join", self._address, *self._program]
+        command = [self.job.python, "-m", "tf_config", "join", "--start-timeout", JOIN_SECONDS]
+        command += [self._address, *self._program]
         return self.job.popen([*map(str, command)])
 
     def touch(self, *names: str) -> None:

@@ -14,6 +14,20 @@ SLOW = pytest.mark.slow
 EPOCHS, STEPS = 7, EXAMPLES // BATCH
 
 
+# They stop there, until another worker has joined.
+IN_EPOCH_1 = ("stop-0-1-2", "stop-1-1-3")
+
+
+def join_in_epoch_1(training):
+    """Has a worker join while the others are in the middle of epoch 1."""
+    for rank, step in ((0, 2), (1, 3)):
+        training.wait_for(rank, 1, step)
+    joined = training.join()
+    training.wait_for(2, 1, 0)
+    training.touch("go-1-2", "go-1-3")
+    return joined
+
+
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
@@ -26,12 +40,10 @@ EPOCHS, STEPS = 7, EXAMPLES // BATCH
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "dataset",
 )
 def test_a_worker_joins_and_leaves(forked, mode, options):
-    training = ElasticTraining(forked, mode, EPOCHS, *options)
-    # It joins in epoch 1 and leaves in epoch 4, while the others wait in the middle of these.
-    training.touch("stop-0-1-2", "stop-1-1-3", "stop-2-4-3", "stop-0-4-2", "stop-1-4-4")
-    joined = training.join()
-    training.wait_for(2, 1, 0)
-    training.touch("go-1-2", "go-1-3")
+    training = ElasticTraining(forked, mode, EPOCHS, *options, stops=IN_EPOCH_1)
+    # It leaves in epoch 4, while the others wait in the middle of it.
+    training.touch("stop-2-4-3", "stop-0-4-2", "stop-1-4-4")
+    joined = join_in_epoch_1(training)
     for rank, step in ((0, 2), (1, 4), (2, 3)):
         training.wait_for(rank, 4, step)
     os.kill(int((forked.directory / "pid-2").read_text()), signal.SIGTERM)
@@ -62,11 +74,9 @@ def test_a_worker_joins_and_leaves(forked, mode, options):
 @SLOW
 def test_another_worker_takes_the_place_within_the_epoch(forked):
     """It has the number of the one that has left, but not the part of its examples."""
-    training = ElasticTraining(forked, "half_async", EPOCHS)
-    training.touch("stop-0-1-2", "stop-1-1-3", "stop-2-3-2", "stop-0-3-2", "stop-1-3-4")
-    first = training.join()
-    training.wait_for(2, 1, 0)
-    training.touch("go-1-2", "go-1-3")
+    training = ElasticTraining(forked, "half_async", EPOCHS, stops=IN_EPOCH_1)
+    training.touch("stop-2-3-2", "stop-0-3-2", "stop-1-3-4")
+    first = join_in_epoch_1(training)
     for rank, step in ((0, 2), (1, 4), (2, 2)):
         training.wait_for(rank, 3, step)
     first.send_signal(signal.SIGTERM)
@@ -89,11 +99,8 @@ def test_another_worker_takes_the_place_within_the_epoch(forked):
 @pytest.mark.parametrize("mode", ["geo", "half_async"])
 def test_a_worker_joins_and_stays(forked, mode):
     """In "geo", a step with one exchange leaves 1 - 1/N of its progress unsent."""
-    training = ElasticTraining(forked, mode, EPOCHS)
-    training.touch("stop-0-1-2", "stop-1-1-3")
-    joined = training.join()
-    training.wait_for(2, 1, 0)
-    training.touch("go-1-2", "go-1-3")
+    training = ElasticTraining(forked, mode, EPOCHS, stops=IN_EPOCH_1)
+    joined = join_in_epoch_1(training)
     counts, _ = training.finish()
     code, text = forked.finish(joined, HANGING_SECONDS)
     assert code == 0 and "finished" in text, text
