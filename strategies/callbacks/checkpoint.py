@@ -37,6 +37,7 @@ from strategies.utils.argument_checks import check_whole_number
 from strategies.utils.delayed_termination import DelayedTermination
 from tf_config.launcher.metrics import CHECKPOINT_TIME
 from tf_config.launcher.progress_file import Sample
+from tf_config.worker_range import WorkerRange
 
 # How long a checkpoint that is being written may delay SIGTERM. Slurm and Kubernetes kill a process
 # 30 seconds after the signal.
@@ -228,7 +229,9 @@ class Checkpoint(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due and the epoch is known to continue."""
-        if self._position is None and not batch and not self._to_skip:
+        # TensorFlow cannot save the position in data that are divided anew in each epoch.
+        is_first = not batch and not self._to_skip and WorkerRange.from_env() is None
+        if self._position is None and is_first:
             self._position = IteratorPosition.begin(running_fit().iterator)
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
         self._advance(self._epoch, batch)

@@ -139,12 +139,13 @@ class ElasticDataset(ServerDataset):
         if method in ("evaluate", "predict") or is_building_model():
             return super().__iter__()
         epoch = self._next_epoch(method)
-        if epoch != self._epoch:  # at the end of an epoch, Keras makes one more iterator
+        if epoch is not None and epoch != self._epoch:  # at the end of an epoch, Keras makes one more iterator
             self._epoch = epoch
             self._begin(epoch)
         return super().__iter__()
 
-    def _next_epoch(self, method: str | None) -> int:
+    def _next_epoch(self, method: str | None) -> int | None:
+        """Returns the epoch; None before the first one, in which `Checkpoint` only skips data."""
         if method != "fit":
             return self._epoch + 1
         fit = running_fit()
@@ -155,7 +156,7 @@ class ElasticDataset(ServerDataset):
                 f"steps_per_epoch={fit.epochs.steps_per_epoch}. Omit it; a dataset may have "
                 "take(steps)."
             )
-        return self._first if fit.epoch is None else fit.epoch
+        return fit.epoch
 
     def _begin(self, epoch: int) -> None:
         """Determines this worker's part of an epoch, and joins the others if they are in it."""
