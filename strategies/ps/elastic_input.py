@@ -139,7 +139,8 @@ class ElasticDataset(ServerDataset):
         if method in ("evaluate", "predict") or is_building_model():
             return super().__iter__()
         epoch = self._next_epoch(method)
-        if epoch is not None and epoch != self._epoch:  # at the end of an epoch, Keras makes one more iterator
+        # At the end of an epoch, Keras makes one more iterator.
+        if epoch is not None and epoch != self._epoch:
             self._epoch = epoch
             self._begin(epoch)
         return super().__iter__()
@@ -171,7 +172,7 @@ class ElasticDataset(ServerDataset):
             return presence.newest(self._number) > epoch
 
         with presence.beginning():
-            if not presence.is_member and not is_late():
+            if not presence.is_member:
                 presence.join(is_late)
             if not presence.is_member:
                 return

@@ -142,6 +142,13 @@ class Presence:
         found = tf.raw_ops.LookupTableFindV2(
             table_handle=self._divisions, keys=[self._key], default_value=tf.constant("")
         )
+        # An epoch that the others have skipped, because they resume a later one, is nobody's.
+        number, keys = tf.constant(_EPOCH_BITS, tf.int64), self._exported_keys()
+        shift = tf.bitwise.right_shift
+        is_skipped = tf.reduce_any(
+            tf.equal(shift(keys, number), shift(self._key, number)) & (keys > self._key)
+        )
+        present = tf.where(is_skipped, tf.zeros_like(present), present)
         new = tf.strings.reduce_join(tf.strings.as_string(present))
         division = tf.where(tf.equal(found, ""), new, found)
         insert = tf.raw_ops.LookupTableInsertV2(
@@ -243,11 +250,11 @@ class Presence:
         """
         start = logged = time.monotonic()
         while True:
+            if is_late():
+                return
             is_admitted, keys = self._server.run(self._admit, idempotent=True)
             if is_admitted:
                 break
-            if is_late():
-                return
             self._is_busy = False
             time.sleep(_POLL_SECONDS)
             self._is_busy = True
