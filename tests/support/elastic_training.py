@@ -27,6 +27,7 @@ class ElasticTraining:
       options: the options of the program.
       workers: the range of the number of workers.
       stops: the names of files that tell workers to wait, from the start on.
+      restarts: how often tasks are restarted.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class ElasticTraining:
         *options: str,
         workers: str = "2:3",
         stops: Sequence[str] = (),
+        restarts: int = 0,
     ):
         self.job = job
         job.environ["KERAS_STRATEGIES_SECRET"] = "0123456789abcdef"
         self._program = [PROGRAM, mode, job.directory, epochs, *options]
         self.touch(*stops)
         arguments = ["--workers", workers, "--ps", 1, "--log-dir", "logs", "--start-timeout", 120]
+        arguments += ["--max-restarts", restarts]
         self.process: subprocess.Popen = job.start(*arguments, *self._program)
         address = None
         while address is None:

@@ -126,3 +126,24 @@ def test_strategies_whose_workers_take_each_step_together_are_refused(forked, st
     assert "--workers 2:3 requires ParameterServerStrategy with mode='async'" in output
     assert f"Received: {received}. " in output
     assert "use --workers 3 --min-workers 2 --max-restarts 3 instead" in output
+
+
+@SLOW
+def test_a_job_that_restarts_all_tasks_is_joined_again(forked):
+    """The workers have exchanged values, so that the one that is killed is not restarted alone."""
+    training = ElasticTraining(
+        forked, "half_async", EPOCHS, "checkpoints", stops=IN_EPOCH_1, restarts=1
+    )
+    training.touch("stop-1-4-3")
+    joined = join_in_epoch_1(training)
+    training.wait_for(1, 4, 3)
+    (forked.directory / "stop-1-4-3").unlink()
+    os.kill(int((forked.directory / "pid-1").read_text()), signal.SIGKILL)
+    counts, output = training.finish()
+    assert "restart 1 of 1\n" in output
+    code, text = forked.finish(joined, HANGING_SECONDS)
+    assert code == 0 and "the job restarts all tasks" in text, text
+    # Epoch 4 was begun again, from the checkpoint.
+    assert set(counts) == {EPOCHS}
+    assert training.workers_by_epoch(2)[0] == [1, 2, 3, 4, 5, 6]
+    forked.assert_nothing_left()
