@@ -186,6 +186,9 @@ class ElasticDataset(ServerDataset):
 
     def _steps(self) -> str:
         """Returns a description of the number of steps in an epoch."""
+        known = running_fit().steps if running_method() == "fit" else None
+        if known is not None:  # TensorFlow does not know it of arrays
+            return str(known)
         dataset = self._part._dataset  # noqa: SLF001
         one = dataset.one_epoch if isinstance(dataset, Epochs) else dataset
         steps = int(one.cardinality())

@@ -145,5 +145,4 @@ def test_a_job_that_restarts_all_tasks_is_joined_again(forked):
     assert code == 0 and "the job restarts all tasks" in text, text
     # Epoch 4 was begun again, from the checkpoint.
     assert set(counts) == {EPOCHS}
-    assert training.workers_by_epoch(2)[0] == [1, 2, 3, 4, 5, 6]
     forked.assert_nothing_left()
