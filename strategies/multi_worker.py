@@ -31,6 +31,7 @@ from tf_config.launcher.settings import (
     START_TIMEOUT_SECONDS,
     START_TIMEOUT_VARIABLE,
 )
+from tf_config.worker_range import WorkerRange
 
 # If all variables of a group are set, the process sees no other task's GPUs: under tf-config's
 # --gpus-per-worker, and under Slurm's --gpus-per-task if srun started it.
@@ -115,6 +116,8 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
         communication_options = validate_options(communication_options)
         options = with_bucket_bytes(options, communication_options)
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
+        if config is not None and (elastic := WorkerRange.from_env()) is not None:
+            raise elastic_error(type(self).__name__, elastic)
         devices = local_devices(num_replicas, gpus_of(config))
         collectives, way = connect_workers(
             config,
@@ -138,6 +141,21 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerM
             logging.debug("%d workers of %d replicas: %s", collectives.size, len(devices), options)
             warn_of_training_outside(type(self).__name__, collectives.size)
             share_seed(lambda seed: int(collectives.broadcast(tf.constant(seed, tf.int64))))
+
+
+def elastic_error(strategy: str, workers: WorkerRange) -> ValueError:
+    """Returns the error to raise for a strategy whose workers all take part in each step.
+
+    Args:
+      strategy: a description of the strategy.
+      workers: the numbers of workers that the job was started with.
+    """
+    return ValueError(
+        f"--workers {workers} requires ParameterServerStrategy with mode='async', 'half_async' or "
+        f"'geo', because only their workers do not wait for each other. Received: {strategy}. To "
+        f"restart with fewer workers after a failure, use --workers {workers.most} --min-workers "
+        f"{workers.least} --max-restarts 3 instead."
+    )
 
 
 def start_timeout_seconds(seconds: float | None, environ: Mapping[str, str] = os.environ) -> float:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from strategies.core.startup_message import announce
 from strategies.diagnostics.operations import WatchedCollectives
 from strategies.diagnostics.watchdog import Watchdog, step_timeout_seconds
 from strategies.mirrored import ReplicatedStrategy, local_devices
-from strategies.multi_worker import gpus_of, start_timeout_seconds
+from strategies.multi_worker import elastic_error, gpus_of, start_timeout_seconds
 from strategies.ps.collectives import ServerCollectives
 from strategies.ps.connection import (
     ServerConnection,
@@ -38,17 +39,27 @@ from strategies.ps.connection import (
     connect_servers,
 )
 from strategies.ps.extended import ParameterServerExtended
-from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
+from strategies.ps.leaving import LeaveRequest
+from strategies.ps.membership import (
+    AWAITED,
+    JOINING,
+    LEFT,
+    PRESENT,
+    SAME_SCRIPT,
+    Membership,
+)
 from strategies.ps.modes import MODES, Mode
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.placement import Placement
+from strategies.ps.presence import Presence
 from strategies.ps.registry import VariableRegistry
 from strategies.ps.restarts import ServerRestarts
 from strategies.ps.watchdog_store import watch_by_servers
 from strategies.reduction import ReductionOptions
 from tf_config import ClusterConfigError, Task, TFConfig
 from tf_config.launcher.reports import CAN_REJOIN, report
-from tf_config.launcher.settings import server_saves_seconds
+from tf_config.launcher.settings import REJOINS_VARIABLE, server_saves_seconds
+from tf_config.worker_range import WorkerRange
 
 _WIRE_DTYPES = {None: tf.float32, "fp16": tf.float16}
 
@@ -111,6 +122,10 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     Each worker has its own metrics, random seeds and learning rate; an update uses the learning
     rate of the worker that sends it.
 
+    Except in "sync", workers can join and leave a job of `tf-config run --workers 2:4 --ps 1` while
+    it runs. The examples of each epoch are then divided among the workers that are present when
+    the first of them begins it; `present_workers` returns their number, which is the N of "geo".
+
     Args:
       cluster_resolver: the cluster and the task of this process, instead of TF_CONFIG.
       mode: "sync", "async", "half_async" or "geo"; "async" by default.
@@ -157,6 +172,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         config = TFConfig.from_env() if cluster_resolver is None else config_of(cluster_resolver)
         config = _require_servers(config)
         options = self.options
+        elastic = WorkerRange.from_env()
+        if elastic is not None and MODES[options.mode].in_step:
+            raise elastic_error("mode='sync'", elastic)
         placement = Placement(
             len(config.cluster.tasks("ps")), options.placement, options.min_slice_size
         )
@@ -165,7 +183,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
         devices = local_devices(num_replicas, gpus_of(config))
         servers = connect_servers(config.cluster, config.task, timeout)
         update_mode = create_update_mode(options, servers)
-        memberships = _register(servers, timeout, update_mode.in_step)
+        joins = elastic is not None and os.environ.get(REJOINS_VARIABLE) == "1"
+        state = JOINING if joins else PRESENT
+        memberships = _register(servers, timeout, update_mode.in_step, state)
         # From here on, the servers learn of this worker's end, also if it fails below.
         atexit.register(_leave, update_mode, servers, memberships, config.cluster.training_tasks)
         if update_mode.in_step:
@@ -174,9 +194,15 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
             report(CAN_REJOIN)
             if server_saves_seconds() is not None:
                 _expect_restarts(servers, memberships, timeout)
+        if elastic is not None:
+            servers.presence = Presence(
+                servers.servers[0], memberships, servers.rank, servers.size, joins
+            )
         workers: Collectives = LocalCollectives()
         calls = OrderedCalls()
         where = f"mode '{options.mode}' with variables on TF_CONFIG's ps tasks ({len(servers)})"
+        if elastic is not None:
+            where += f", of which {elastic.least} or more are present"
         if servers.size > 1:
             on_servers = ServerCollectives(servers, calls=calls)
             workers = WatchedCollectives(on_servers, servers.operations)
@@ -187,6 +213,9 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
             calls, wire=_WIRE_DTYPES[options.compression],
         )  # fmt: skip
         tf.distribute.Strategy.__init__(self, extended)
+        if servers.presence is not None and servers.rank:
+            # Not the first worker, which sets initial values and writes files.
+            LeaveRequest(servers.presence.may_leave, extended.leave)
         _created_ranks.append(servers.rank)
         share_seed(functools.partial(_share_number, registry))
         if update_mode.in_step and servers.size > 1:
@@ -217,6 +246,14 @@ class ParameterServerStrategy(ReplicatedStrategy, tf.distribute.MultiWorkerMirro
     def mode(self) -> str:
         """The update mode: "sync", "async", "half_async" or "geo"."""
         return self.options.mode
+
+    def present_workers(self) -> int:
+        """Returns the number of workers that divide the examples of the current epoch.
+
+        It changes only in a job of `tf-config run --workers MIN:MAX`.
+        """
+        presence = self.extended.servers.presence
+        return self.extended.servers.size if presence is None else int(presence.workers.numpy())
 
     def placement(self) -> str:
         """Returns a table with the servers of each variable, the bytes of each, and the balance."""
@@ -283,7 +320,7 @@ def _require_servers(config: TFConfig | None) -> TFConfig:
     return config
 
 
-def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membership]:
+def _register(servers: ServerGroup, timeout: float, in_step: bool, state: int) -> list[Membership]:
     memberships = [
         Membership(f"grpc://{server.address}", servers.size) for server in servers.servers
     ]
@@ -307,7 +344,7 @@ def _register(servers: ServerGroup, timeout: float, in_step: bool) -> list[Membe
     # Only after all servers have been checked: the other workers start once this one is present, so
     # if a check failed later, they would wait for it in their first step.
     for membership in memberships:
-        membership.set_state(servers.rank, PRESENT)
+        membership.set_state(servers.rank, state)
     return memberships
 
 
@@ -317,8 +354,15 @@ def _expect_restarts(
     """Makes the connections wait for servers that the launcher restarts in place."""
     for membership, server in zip(memberships, servers.servers, strict=True):
         server.expect_restarts(
-            ServerRestarts(server.number, server.address, membership, servers.rank, timeout)
-        )
+            ServerRestarts(
+                server.number, server.address, membership, servers.rank, timeout,
+                functools.partial(_state_of, servers),
+            )
+        )  # fmt: skip
+
+
+def _state_of(servers: ServerGroup) -> int:
+    return PRESENT if servers.presence is None else servers.presence.state
 
 
 def _wait_until_serving(
@@ -369,6 +413,8 @@ def _leave(
     """
     with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
         update_mode.drain()
+    if servers.presence is not None:
+        servers.presence.end()
     for membership, server in zip(memberships, servers.servers, strict=True):
         # A server that is restarted at this moment has to know, too.
         with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):

@@ -17,12 +17,22 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.ps.membership import AWAITED, LEFT, PRESENT, SAME_SCRIPT, Membership
+from strategies.ps.membership import (
+    AWAITED,
+    LEFT,
+    PRESENT,
+    SAME_SCRIPT,
+    VACANT,
+    Membership,
+    is_over,
+)
 from strategies.ps.saved_state import SaveDirectory, SavedState, restore
+from strategies.ps.silence import SILENT_SECONDS, SilentWorkers
 from strategies.ps.state_saver import StateSaver
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 from tf_config.launcher.reports import CAN_REJOIN, report
 from tf_config.launcher.settings import REJOINS_VARIABLE, server_saves_seconds
+from tf_config.worker_range import WorkerRange, started_workers
 
 _POLL_SECONDS = 0.5
 # Time for the last worker to receive the reply to its announcement that it ends.
@@ -36,6 +46,9 @@ def main() -> int:
         config = TFConfig.from_env()
         task = _validate_task(config)
         seconds = server_saves_seconds()
+        workers = len(config.cluster.training_tasks)  # type: ignore[union-attr]
+        started_workers(os.environ, workers)
+        WorkerRange.from_env()
     except ClusterConfigError as error:
         print(f"strategies.serve: {error}", file=sys.stderr)
         return 2
@@ -84,14 +97,21 @@ class _Saves(NamedTuple):
         self.directory.lock()
         return saved
 
-    def restore(self, saved: SavedState, target: str, membership: Membership, number: int) -> str:
+    def restore(
+        self,
+        saved: SavedState,
+        target: str,
+        membership: Membership,
+        number: int,
+        initial: Sequence[int],
+    ) -> str:
         """Restores a state and lets workers continue; returns a description of the state.
 
         Raises:
           ValueError: if the states of the workers are damaged.
           tf.errors.OpError: if the values are damaged.
         """
-        states = self.directory.worker_states()
+        states = self.directory.worker_states() or initial
         restore(target, saved)
         age = time.time() - saved.time
         membership.initialize(number, states, age)
@@ -143,11 +163,12 @@ def _serve(cluster: ClusterSpec, task: Task, saves: _Saves | None) -> int:
     membership = Membership(server.target, len(workers))
     what = f"at {address} for {len(workers)} worker{'s'[: len(workers) > 1]}"
     if saves is None or saved is None:
-        membership.initialize(task.index)
+        membership.initialize(task.index, _initial_states(len(workers)))
         print(f"{task} serves {what}", flush=True)
     else:
         try:
-            state = saves.restore(saved, server.target, membership, task.index)
+            initial = _initial_states(len(workers))
+            state = saves.restore(saved, server.target, membership, task.index, initial)
         except (ValueError, tf.errors.OpError) as error:
             return _refuse_restart(str(error))
         print(f"{task} serves again {what}, with {state}", flush=True)
@@ -178,15 +199,28 @@ def _configuration(saves_state: bool) -> tf.compat.v1.ConfigProto:
     return config
 
 
+def _initial_states(workers: int) -> list[int]:
+    started = started_workers(os.environ, workers)
+    return [AWAITED] * started + [VACANT] * (workers - started)
+
+
 def _wait_for_workers(
     task: Task, workers: Sequence[Task], membership: Membership, saves: _Saves | None
 ) -> None:
     """Returns when all workers have ended."""
     logged, reported = time.monotonic(), ""
     states = written = membership.states()
-    while states.count(LEFT) < len(workers):
+    silent = None if WorkerRange.from_env() is None else SilentWorkers(membership)
+    while not is_over(states):
         time.sleep(_POLL_SECONDS)
         states = membership.states()
+        for rank in () if silent is None else silent.find(states):
+            membership.set_state(rank, LEFT)
+            print(
+                f"{task} has not heard of {workers[rank]} for {SILENT_SECONDS:.0f} s; the others "
+                "continue without it",
+                flush=True,
+            )
         if saves is not None and states != written:
             with contextlib.suppress(OSError):
                 saves.directory.write_worker_states(states)
@@ -196,10 +230,10 @@ def _wait_for_workers(
             missing, there = (_names(workers, states, state) for state in (AWAITED, PRESENT))
             # Workers that are present report which workers they wait for.
             if missing and not there:
-                is_over = LEFT in states
+                has_ended = LEFT in states
                 what = (
                     f"keeps serving, because {missing} never connected"
-                    if is_over
+                    if has_ended
                     else f"waits for {missing}"
                 )
                 print(f"{task} {what}.", SAME_SCRIPT, flush=True)

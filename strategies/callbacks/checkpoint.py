@@ -22,6 +22,7 @@ from strategies.collectives.workers import (
     barrier,
     collectives_of,
     drain,
+    is_joining,
     refresh,
 )
 from strategies.compat.keras import (
@@ -36,6 +37,7 @@ from strategies.utils.argument_checks import check_whole_number
 from strategies.utils.delayed_termination import DelayedTermination
 from tf_config.launcher.metrics import CHECKPOINT_TIME
 from tf_config.launcher.progress_file import Sample
+from tf_config.worker_range import WorkerRange
 
 # How long a checkpoint that is being written may delay SIGTERM. Slurm and Kubernetes kill a process
 # 30 seconds after the signal.
@@ -195,6 +197,8 @@ class Checkpoint(Callback):
         collectives = collectives_of(strategy)
         self._step = self._saved_step = self._begun_step = self._to_skip = 0
         self._position, self._position_bytes = None, 0
+        if is_joining(strategy):
+            return  # the others have restored it, and the servers have newer values since
         checkpoint, error = None, None
         try:
             checkpoint = checkpoint_files.read(self._path, self.model)
@@ -224,7 +228,9 @@ class Checkpoint(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due."""
-        if self._position is None and not batch and not self._to_skip:
+        # TensorFlow cannot save the position in data that are divided anew in each epoch.
+        is_first = not batch and not self._to_skip and WorkerRange.from_env() is None
+        if self._position is None and is_first:
             self._position = IteratorPosition.begin(running_fit().iterator)
         # Before a step, so that what other callbacks changed after the previous one is saved, too.
         self._advance(self._epoch, batch)
@@ -244,6 +250,8 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint if one is due."""
+        if is_joining(self.model.distribute_strategy):
+            return  # the others do not meet this worker yet
         self._advance(epoch + 1, 0)
         is_due, _ = self._any_and_all(self._is_due(), has_ended=False)
         if is_due:
@@ -253,7 +261,7 @@ class Checkpoint(Callback):
         """Saves the final state; workers that are not in step wait until all have finished."""
         begin_at(self.model, 0)
         self._advance(self._epoch + 1, 0, wait=True)
-        have_all_ended = False
+        have_all_ended = is_joining(self.model.distribute_strategy)
         # Each turn is this worker's part in one exchange of a worker that still trains: that is in
         # its `on_epoch_end`, and saves with the others if a checkpoint is due.
         while not have_all_ended:

@@ -99,3 +99,12 @@ def are_in_step(strategy: tf.distribute.Strategy) -> bool:
     True
     """
     return getattr(strategy.extended, "in_step", True)
+
+
+def is_joining(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether this worker joins a job that runs, and does not meet the others yet.
+
+    >>> is_joining(tf.distribute.get_strategy())
+    False
+    """
+    return getattr(strategy.extended, "is_joining", False)

@@ -312,6 +312,12 @@ def running_fit() -> RunningFit:
     return RunningFit(next(f.f_locals for f in frames() if "epoch_iterator" in f.f_locals))
 
 
+def initial_epoch_of_fit() -> int:
+    """Returns the argument `initial_epoch` of the running `fit`, before it has begun an epoch."""
+    _, frame = _innermost_method() or ("", None)
+    return int(frame.f_locals["initial_epoch"]) if frame is not None else 0
+
+
 class RunningFit:
     """What a running `fit` of Keras 3 knows of its data.
 
@@ -321,12 +327,14 @@ class RunningFit:
     Attributes:
       epochs: Keras's epoch iterator.
       initial_epoch: the first epoch.
+      epoch: the epoch; None before the first one.
       iterator: the iterator from which batches are taken; None before the first batch.
     """
 
     def __init__(self, values: Mapping[str, Any]):
         self.epochs: Any = values["epoch_iterator"]
         self.initial_epoch: int = values["initial_epoch"]
+        self.epoch: int | None = values.get("epoch")
         self.iterator = values.get("iterator")
 
     @property
@@ -379,6 +387,15 @@ def replace_generator(wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
     if is_generator:
         adapter.generator = lambda make=adapter.generator: wrap(make())
     return is_generator
+
+
+def adapter_name() -> str:
+    """Returns the name of the class through which a running method of Keras 3 reads its data.
+
+    >>> adapter_name()
+    'NoneType'
+    """
+    return type(_running_adapter()).__name__
 
 
 def _running_adapter() -> Any:

@@ -21,6 +21,7 @@ from strategies.data.elements import (
 from strategies.data.sharding import mark_sharded
 from strategies.utils.argument_checks import check_whole_number
 from strategies.utils.partitioning import part_bounds
+from tf_config.worker_range import WorkerRange
 
 _SHARDS = ("auto", "files", "rows")
 _UNEVEN = ("empty", "resample", "cut")
@@ -94,10 +95,12 @@ def read_files(
     """
     _check_arguments(batch_size, readers, shuffle, shard, uneven, steps)
     names = names_of(files)
-    collectives = collectives_of(strategy)
+    # The examples of an elastic job are divided in each epoch, when it is known who is there.
+    is_elastic = WorkerRange.from_env() is not None
+    collectives = LocalCollectives() if is_elastic else collectives_of(strategy)
     # Workers that are not in step may be restarted individually, so they communicate only if they
     # must.
-    others = collectives if steps is None else collectives_in_step(strategy)
+    others = collectives if steps is None or is_elastic else collectives_in_step(strategy)
     _check_same_names(names, others)
     shard = shard_unit(names, shard, collectives)
     examples = examples_of(names, collectives, reader, readers, shuffle, seed, shard)
@@ -115,7 +118,8 @@ def read_files(
         examples = examples_of(names, LocalCollectives(), reader, readers)
         return batches_of(examples, batch_size, "empty", steps, sizes)
 
-    return mark_sharded(batches_of(examples, size, uneven, steps, sizes), read_whole_file)
+    batches = batches_of(examples, size, uneven, steps, sizes)
+    return batches if is_elastic else mark_sharded(batches, read_whole_file)
 
 
 def names_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -33,6 +33,8 @@ from strategies.utils.devices import HOST
 from strategies.utils.partitioning import part_bounds
 
 _Policy = tf.data.experimental.AutoShardPolicy
+# The last of so many parts that a batch never has an example for it.
+NO_PART = ((1 << 40) - 1, 1 << 40)
 _Maker = Callable[[], tf.data.Dataset]
 # Datasets of one worker's steps, and functions that create the dataset of all workers' examples.
 _sharded: weakref.WeakKeyDictionary[tf.data.Dataset, _Maker | None] = weakref.WeakKeyDictionary()
@@ -232,6 +234,41 @@ def shard_dataset(
     return equal_steps(own, others, replicas, stream)
 
 
+def shard_by(
+    dataset: tf.data.Dataset, part: tf.Variable, replicas: int
+) -> tf.data.Dataset | Epochs:
+    """Returns the part of each global batch that a variable says when the batch is read.
+
+    Nothing is read ahead beyond the end of an epoch, so the variable may change between epochs.
+
+    Args:
+      dataset: global batches, with the policy AUTO or DATA.
+      part: a variable of a worker's place and the number of workers, int64, or `NO_PART`.
+      replicas: the number of replicas of each worker.
+
+    Raises:
+      ValueError: if the dataset is not batched.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    _check_batched(dataset.element_spec)
+    dataset = dataset.with_options(_deterministic_options())  # the same on all workers
+
+    @without_autograph
+    def take_parts(*batch: Any) -> Any:
+        whole = element_of(dataset, batch)
+        place, count = tf.unstack(part.read_value())
+        indices = [place + number * count for number in range(replicas)]
+        return _per_replica([_examples_of_part(whole, each, count * replicas) for each in indices])
+
+    if may_prefetch(dataset):
+        own = dataset.map(take_parts, num_parallel_calls=tf.data.AUTOTUNE)
+        own = own.prefetch(tf.data.AUTOTUNE)
+    else:
+        own = dataset.map(take_parts)
+    own = own.with_options(no_prefetch_options())
+    return Epochs(own) if policy == _Policy.DATA and _ignores_state(dataset) else own
+
+
 def is_divided(dataset: tf.data.Dataset) -> bool:
     """Returns whether workers divide a dataset's batches, and a shuffle may determine their order.
 
@@ -367,7 +404,7 @@ def _split_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     return split.apply(tf.data.experimental.assert_cardinality(count if infinite else count * size))
 
 
-def _examples_of_part(batch: Any, index: int | tf.Tensor, size: int) -> Any:
+def _examples_of_part(batch: Any, index: int | tf.Tensor, size: int | tf.Tensor) -> Any:
     """Returns the examples of part `index` of a batch that is split evenly into `size` parts."""
     leaves = tf.nest.flatten(batch)
     count = count_examples(leaves[0])

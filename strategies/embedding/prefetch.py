@@ -19,6 +19,7 @@ from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import join
 from strategies.embedding.shard.table_shard import Group
 from strategies.utils.argument_checks import check_whole_number
+from tf_config.worker_range import WorkerRange
 
 _NOT_DETERMINISTIC = (
     "prefetch_rows requires a dataset whose order is deterministic. Received: a dataset with the "
@@ -86,7 +87,8 @@ def prefetch_rows(
     backend = backend_of(layer.made_under)
     if backend.may_exchange_ahead:
         return _exchange_ahead(dataset, layer, ids, steps)
-    if not backend.may_prefetch:
+    # In an elastic job, it is not known before an epoch which examples are this worker's.
+    if not backend.may_prefetch or WorkerRange.from_env() is not None:
         return dataset
     extended = layer.made_under.extended
     replicas = len(extended.worker_devices)

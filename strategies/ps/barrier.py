@@ -28,8 +28,9 @@ class Barrier:
     """A reusable barrier that all workers pass together, each with a value.
 
     The last worker to arrive computes the results. The barrier does not wait for a worker that has
-    ended, and takes no value from it, so the remaining workers continue. Workers that arrive later
-    notice at once that a worker has ended; workers that already wait notice within a second.
+    ended or not joined yet, and takes no value from it, so the remaining workers continue. Workers
+    that arrive later notice at once that a worker has ended; workers that already wait notice
+    within a second.
 
     Barriers of the same name are the same barrier, even if `before` and `after` differ.
 
@@ -55,6 +56,8 @@ class Barrier:
       after: adds operations that run on the server once all workers have arrived; the tensors that
         it returns are added to this worker's results.
       after_again: the tensors to use instead of those of `after` if the response was lost.
+      is_elastic: whether another worker may take the place of one that has ended. Then there are no
+        results for workers that were not present, and those that a former worker left are removed.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Barrier:
         before: Sequence[tf.Operation] = (),
         after: Callable[[], Sequence[tf.Tensor]] = tuple,
         after_again: Sequence[tf.Tensor] = (),
+        is_elastic: bool = False,
     ):
+        self._is_elastic = is_elastic
         self._run = functools.partial(server.run, survives_restarts=False)
         self._missing_value = functools.partial(tf.constant, missing_value, dtype)
         self._combine = combine
@@ -117,6 +122,11 @@ class Barrier:
             self._has_results = self._outputs[rank].size() > 0
             self._last_taken = taken.value()
             self._again = [*kept[:-1], *after_again], kept[-1]
+            own = [self._inputs[rank], self._outputs[rank]] if is_elastic else []
+            left = [(queue.size(), tf.group(*tf.nest.flatten(queue.dequeue()))) for queue in own]
+        for size_of, remove in left:
+            while self._run(size_of, idempotent=True):
+                self._run(remove)
 
     def __call__(
         self, value: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None
@@ -158,7 +168,8 @@ class Barrier:
         all, there is no round to complete: all workers may have left.
         """
         present = tf.stack([queue.size() > 0 for queue in self._inputs])
-        ready = tf.reduce_all(present | tf.equal(self._states.read_value(), LEFT)) & tf.reduce_any(
+        # States from LEFT on are those of workers that nobody waits for.
+        ready = tf.reduce_all(present | (self._states.read_value() >= LEFT)) & tf.reduce_any(
             present
         )
 
@@ -169,13 +180,23 @@ class Barrier:
             ]
             results = self._combine(inputs)
             enqueued = [
-                queue.enqueue([*result, present])
-                for queue, result in zip(self._outputs, results, strict=True)
+                self._enqueue(queue, [*result, present], present[rank])
+                for rank, (queue, result) in enumerate(zip(self._outputs, results, strict=True))
             ]
             with tf.control_dependencies(enqueued):
                 return tf.constant(True)
 
         return [tf.cond(ready, release, lambda: tf.constant(False))]
+
+    def _enqueue(self, queue: tf.queue.FIFOQueue, entry: list[Any], is_present: Any) -> Any:
+        if not self._is_elastic:
+            return queue.enqueue(entry)
+
+        def enqueue() -> tf.Tensor:
+            with tf.control_dependencies([queue.enqueue(entry)]):
+                return tf.constant(True)
+
+        return tf.cond(is_present, enqueue, lambda: tf.constant(False))
 
 
 def _keep(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Operation], list[tf.Tensor]]:

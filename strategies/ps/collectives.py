@@ -6,6 +6,10 @@ A worker that has ended contributes zeros to an all-reduce and no rows to an all
 
 If all workers are on one host, they exchange their tensors in shared memory instead, with the same
 sums, until one of them ends.
+
+In an elastic job, a worker that joins later exchanges nothing before it is a member: its operations
+are those of a single worker. Workers meet on the first server only, so that all agree on who is
+present; see [Note: workers that come and go] in presence.py.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from strategies.collectives.dtypes import (
 from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.collectives.shared_memory import Host, WorkerEndedError, exchange_over, transfers
 from strategies.collectives.shared_memory.channel import Channel
-from strategies.ps.barrier import Barrier
+from strategies.ps.barrier import Barrier, Combine
 from strategies.ps.connection import ServerConnection, ServerGroup
 from tf_config.launcher.reports import EXCHANGED, report
 
@@ -119,7 +123,17 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         (total,) = self._calls.call(self._sum, [vector], [vector.dtype])
         return tf.reshape(total, [-1])
 
+    def _takes_part(self) -> bool:
+        """Returns whether others wait for this worker, which trains no longer if they do."""
+        presence = self._servers.presence
+        if presence is None:
+            return True
+        presence.stop_training()
+        return presence.is_member
+
     def _sum(self, vector: np.ndarray) -> list[np.ndarray]:
+        if not self._takes_part():
+            return [vector]
         _report_exchange()
 
         def in_memory(channel: Channel) -> list[np.ndarray]:
@@ -128,6 +142,8 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         return self._run_in_memory(in_memory) or self._sum_on_servers(vector)
 
     def _gather(self, array: np.ndarray) -> list[np.ndarray]:
+        if not self._takes_part():
+            return [array]
         _report_exchange()
 
         def in_memory(channel: Channel) -> list[np.ndarray]:
@@ -149,14 +165,15 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
             return None
 
     def _sum_on_servers(self, vector: np.ndarray) -> list[np.ndarray]:
-        parts = np.array_split(vector, len(self._servers))
+        is_elastic = self._servers.presence is not None
+        parts = np.array_split(vector, 1 if is_elastic else len(self._servers))
 
         def add(server: ServerConnection) -> tuple[list[np.ndarray], np.ndarray]:
             connection, dtype = self._connections[server.number], tf.as_dtype(vector.dtype)
             barrier = connection.build_once(lambda: self._sum_barrier(connection, dtype))
             return barrier(parts[server.number])
 
-        results = self._servers.each(add)
+        results = [add(self._servers.servers[0])] if is_elastic else self._servers.each(add)
         present = results[0][1]
         lengths = np.sum([lengths for (_, lengths), _ in results], axis=0)
         by_rank = {rank: int(lengths[rank]) for rank in np.flatnonzero(present).tolist()}
@@ -181,7 +198,7 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
 
         name = f"{self._stream}/sum/{dtype.name}"
         kinds = [dtype, tf.int32]
-        return Barrier(server, name, self.rank, self.size, dtype, 0, total, kinds)
+        return self._barrier(server, name, dtype, 0, total, kinds)
 
     def _gather_on_server(self, array: np.ndarray) -> list[np.ndarray]:
         server = self._connections[0]
@@ -215,7 +232,21 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
 
         name = f"{self._stream}/gather"
         kinds = [tf.string] * self.size
-        return Barrier(server, name, self.rank, self.size, tf.string, "", exchange, kinds)
+        return self._barrier(server, name, tf.string, "", exchange, kinds)
+
+    def _barrier(
+        self,
+        server: ServerConnection,
+        name: str,
+        dtype: tf.DType,
+        missing_value: object,
+        combine: Combine,
+        dtypes: Sequence[tf.DType],
+    ) -> Barrier:
+        return Barrier(
+            server, name, self.rank, self.size, dtype, missing_value, combine, dtypes,
+            is_elastic=self._servers.presence is not None,
+        )  # fmt: skip
 
     def _record_present(self, present: np.ndarray) -> None:
         """Records which workers took part, and warns of those that have ended."""

@@ -460,6 +460,7 @@ class ServerGroup:
       present: for each worker, whether it took part in the last collective operation.
       operations: tracks the operation in which this worker waits for other workers.
       acknowledged: for each server, how many steps of this worker it has acknowledged.
+      presence: who is present in an elastic job; None if the number of workers is fixed.
     """
 
     def __init__(self, servers: Sequence[ServerConnection], rank: int, size: int):
@@ -469,6 +470,8 @@ class ServerGroup:
         self.present = [True] * size
         self.operations = OperationTracker()
         self.acknowledged = {server.number: 0 for server in self.servers}
+        # A `Presence`, whose module imports this one.
+        self.presence: Any = None
 
     def is_leader_of(self, server: int) -> bool:
         """Returns whether this worker acts for a server on behalf of all workers."""

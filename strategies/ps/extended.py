@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,7 +27,12 @@ from strategies.data.bounded_prefetch import bound_prefetch
 from strategies.data.distributed_dataset import ReplicaDataset, check_options
 from strategies.data.sharding import equal_steps, shard_dataset
 from strategies.profiling.spans import EXCHANGE, SpanStream
-from strategies.ps.connection import ServerConnection, ServerGroup
+from strategies.ps.connection import (
+    ServerConnection,
+    ServerGroup,
+    ServerUnavailableError,
+)
+from strategies.ps.elastic_input import elastic_dataset
 from strategies.ps.embedding_rows import RemoteRowVariable, RowUpdate
 from strategies.ps.input import ServerDataset
 from strategies.ps.modes.base import Mode, NewValues
@@ -125,6 +131,7 @@ class ParameterServerExtended(ReplicatedExtended):
             "steps by worker", (servers.size,), tf.int64,
             lambda: np.zeros(servers.size, np.int64), is_counter=True,
         )  # fmt: skip
+        self._steps_before = 0
         self._expect_restarts()
 
     def _expect_restarts(self) -> None:
@@ -138,6 +145,24 @@ class ParameterServerExtended(ReplicatedExtended):
     def _steps_on(self, server: ServerConnection) -> int:
         """Returns how many steps of this worker are in a server's state."""
         return int(self.registry.read_counter(self.pushes, server)[self.servers.rank])
+
+    def begin_count(self) -> None:
+        """Begins to count the steps of an epoch, for `leave`."""
+        self._steps_before = self._steps_made()
+
+    def _steps_made(self) -> int:
+        # A server without a variable that a step trains does not count it.
+        return max(map(self._steps_on, self.servers.servers))
+
+    def leave(self) -> None:
+        """Logs which examples nobody trains on because this worker leaves an elastic job."""
+        presence = self.servers.presence
+        if presence is None:
+            return
+        with contextlib.suppress(ServerUnavailableError, tf.errors.OpError):
+            self.drain()
+            if rest := presence.leave(self._steps_made() - self._steps_before):
+                logging.warning("Worker %d %s.", self.servers.rank, rest)
 
     def report_loss(self, server: ServerConnection) -> None:
         """Logs how many of this worker's steps a server has lost that was restarted."""
@@ -153,6 +178,12 @@ class ParameterServerExtended(ReplicatedExtended):
     def in_step(self) -> bool:
         """Whether all workers take the same steps together."""
         return self.update_mode.in_step
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether this worker joins an elastic job, and does not meet the others yet."""
+        presence = self.servers.presence
+        return presence is not None and not presence.is_member
 
     def drain(self) -> None:
         """Waits until the servers have all updates of this worker."""
@@ -575,6 +606,11 @@ class ParameterServerExtended(ReplicatedExtended):
         self, dataset: tf.data.Dataset, options: Any
     ) -> ReplicaDataset:
         dataset = bound_prefetch(dataset)
+        if self.servers.presence is not None:
+            check_options(options, per_replica=False)
+            return elastic_dataset(
+                dataset, self._container_strategy(), options, self.servers.presence
+            )
         if self.in_step:
             part = super()._experimental_distribute_dataset(dataset, options)
         else:
@@ -586,6 +622,13 @@ class ParameterServerExtended(ReplicatedExtended):
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any
     ) -> ReplicaDataset:
+        if self.servers.presence is not None:
+            raise ValueError(
+                "distribute_datasets_from_function cannot be used in a job with --workers MIN:MAX, "
+                "because the examples of a worker that leaves could not be given to others. "
+                "Received: a function. Pass the dataset of all workers to fit or to "
+                "strategy.experimental_distribute_dataset."
+            )
         if self.in_step:
             part = super()._distribute_datasets_from_function(dataset_fn, options)
         else:

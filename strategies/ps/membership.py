@@ -12,8 +12,10 @@ import tensorflow as tf
 from strategies.compat.tensorflow import ResourceVariable, Session
 from strategies.utils.devices import HOST
 
-# States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again.
-AWAITED, PRESENT, LEFT = 0, 1, 2
+# States of a worker. A killed worker stays PRESENT; a restarted one becomes PRESENT again. In an
+# elastic job, a worker that was not started with the others is VACANT; once it is connected it is
+# JOINING, and PRESENT when it begins to train. Nobody waits for workers from LEFT on.
+AWAITED, PRESENT, LEFT, VACANT, JOINING = range(5)
 SAME_SCRIPT = (
     "Workers and a chief must run the same script, each with its own TF_CONFIG. A task that starts "
     "tf.distribute.Server instead does not train: remove that branch from the script."
@@ -24,6 +26,21 @@ def worker_states(workers: int) -> ResourceVariable:
     """Creates a variable with the workers' states in the graph of a server."""
     with tf.name_scope("membership/"):
         return ResourceVariable(tf.zeros([workers], tf.int32), name="states", trainable=False)
+
+
+def training_flags(workers: int) -> ResourceVariable:
+    """Creates a variable of ones for workers that are in an epoch of an elastic job; else zeros."""
+    with tf.name_scope("membership/"):
+        return ResourceVariable(tf.zeros([workers], tf.int32), name="training", trainable=False)
+
+
+def is_over(states: Sequence[int]) -> bool:
+    """Returns whether all workers that ever connected have ended.
+
+    >>> is_over([LEFT, LEFT, VACANT]), is_over([LEFT, PRESENT]), is_over([AWAITED, VACANT])
+    (True, False, False)
+    """
+    return LEFT in states and not {AWAITED, PRESENT, JOINING}.intersection(states)
 
 
 class Incarnation(NamedTuple):
@@ -55,12 +72,17 @@ class Membership:
         self._graph = tf.Graph()
         with self._graph.as_default(), tf.device(HOST):
             self._states = worker_states(workers)
+            training = training_flags(workers)
             with tf.name_scope("membership/"):
                 number = ResourceVariable(tf.zeros([], tf.int32), name="number", trainable=False)
                 # The random number and the age of an `Incarnation`.
                 incarnation, age = (
                     ResourceVariable(tf.zeros([], dtype), name=name, trainable=False)
                     for name, dtype in (("incarnation", tf.int64), ("age", tf.float64))
+                )
+                # How often each worker of an elastic job has reported that it is there.
+                beats = ResourceVariable(
+                    tf.zeros([workers], tf.int64), name="beats", trainable=False
                 )
             self._new_number = tf.compat.v1.placeholder(tf.int32, [])
             self._new_incarnation = tf.compat.v1.placeholder(tf.int64, [])
@@ -70,6 +92,8 @@ class Membership:
                 number.assign(self._new_number).op,
                 incarnation.assign(self._new_incarnation).op,
                 age.assign(self._new_age).op,
+                training.assign(tf.zeros([workers], tf.int32)).op,
+                beats.assign(tf.zeros([workers], tf.int64)).op,
             ]
             self._initialize = self._states.assign(self._new_states).op
             self._incarnation = [incarnation.read_value(), age.read_value()]
@@ -81,6 +105,9 @@ class Membership:
             self._set_state = self._states.scatter_update(
                 tf.IndexedSlices([self._state], [self._worker]), name="set_state"
             ).op
+            one = tf.IndexedSlices(tf.constant([1], tf.int64), [self._worker])
+            self._beat = beats.scatter_add(one, name="beat").op
+            self._beats = beats.read_value()
         # Those before are closed at the end only: TensorFlow would wait for a server that is gone.
         self.sessions = [Session(target, graph=self._graph)]
 
@@ -135,6 +162,15 @@ class Membership:
         """Returns the workers' states by rank."""
         states: list[int] = self._session.run(self._present).tolist()
         return states
+
+    def beat(self, worker: int) -> None:
+        """Reports that a worker of an elastic job is there."""
+        self._session.run(self._beat, {self._worker: worker})
+
+    def beats(self) -> list[int]:
+        """Returns how often each worker has reported, by rank."""
+        beats: list[int] = self._session.run(self._beats).tolist()
+        return beats
 
     def workers(self, state: int) -> list[int]:
         """Returns the ranks of the workers in a state."""

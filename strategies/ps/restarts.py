@@ -52,6 +52,7 @@ class ServerRestarts:
       membership: the connection to the server's states of workers.
       rank: this worker's rank.
       timeout: the number of seconds to wait for a restart.
+      state: returns this worker's state.
 
     Attributes:
       lock: held while this worker waits for the server and prepares to continue.
@@ -65,7 +66,9 @@ class ServerRestarts:
         membership: Membership,
         rank: int,
         timeout: float,
+        state: Callable[[], int] = lambda: PRESENT,
     ):
+        self._state = state
         self._name = f"ps {number} ({address})"
         self._address = address
         self._membership = membership
@@ -157,7 +160,7 @@ class ServerRestarts:
             with contextlib.suppress(tf.errors.OpError):
                 answer = membership.incarnation() if membership.is_initialized() else None
                 if answer is not None and answer != self._incarnation:
-                    membership.set_state(self._rank, PRESENT)
+                    membership.set_state(self._rank, self._state())
                 answers.put(answer)
 
         # In a daemon thread: TensorFlow waits forever for a server that is gone.

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import network_faults
+from tests.support.elastic_training import EXAMPLES, JOIN_SECONDS, ElasticTraining
 from tests.support.fork_server import ForkServer
 from tests.support.job import Job
 from tests.support.restarted_tasks import (
@@ -43,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
 _KINDS = (
-    "inputs", "files", "memory", "servers", "workers", "resumes", "kills", "network",
+    "inputs", "files", "memory", "servers", "workers", "members", "resumes", "kills", "network",
 )  # fmt: skip
 RESUMED = PROGRAM.with_name("resumed_reading.py")
 _KILLS = 30  # of each strategy and mode
@@ -426,6 +427,45 @@ def resume(workers: int, kind: str, python: str) -> Row:
     return row
 
 
+def come_and_go(mode: str, epochs: int, seed: str, python: str) -> Row:
+    """Has workers join and leave a job at random moments, until it has trained all epochs.
+
+    Lost are jobs in which an example was trained on more or less often than the workers say.
+    """
+    row = Row(f"workers that join and leave, {mode}")
+    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
+    job = Job(directory)
+    job.python = python
+    try:
+        options = ["slow", *(["checkpoints"] if chance.random() < 0.5 else [])]
+        training = ElasticTraining(job, mode, epochs, *options, workers="1:4")
+        joined, texts = [], []
+        while training.process.poll() is None:
+            time.sleep(chance.random() * 3)
+            if joined and (len(joined) == 3 or chance.random() < 0.5):
+                joined.pop(chance.randrange(len(joined))).terminate()
+            else:
+                joined.append(training.join())
+        counts, _ = training.finish()
+        for process in job.started[1:]:
+            code, text = job.finish(process, 3 * JOIN_SECONDS)
+            row.tried += 1
+            # The others may have been done before it could join them.
+            row.survived += code == 0 or (code == 2 and "The job must answer" in text)
+            texts.append(text)
+            if code not in (0, 2):
+                row.errors.append(f"exit code {code}: {text[-2000:]}")
+        lost = sum(map(training.lost, texts))
+        if sum(counts) != epochs * EXAMPLES - lost or max(counts) > epochs:
+            row.lost += 1
+            row.errors.append(f"{epochs} epochs, {lost} said to be lost: {counts}")
+        row.left += _left(job)
+    finally:
+        job.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return row
+
+
 def _bytes_read(output: str) -> list[int]:
     """Returns how many bytes each worker has read in `fit`, by its rank."""
     found = dict(re.findall(r"read (\d+) (\d+) bytes$", output, re.MULTILINE))
@@ -569,6 +609,9 @@ def _submit(
         for kind in ["tf.data"] if short else ["tf.data", "read_files"]:
             for workers in [2] if short else [1, 2]:
                 yield [pool.submit(resume, workers, kind, python)]
+    if "members" in kinds:
+        for mode in ["half_async"] if short else ["half_async", "async"]:
+            yield [pool.submit(come_and_go, mode, 40 if short else 600, f"{seed} {mode}", python)]
     if "kills" in kinds:
         yield from all_kills(pool, short, seed, python)
 

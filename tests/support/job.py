@@ -34,6 +34,7 @@ class Job:
     """One `tf-config run` of a test, and the processes that came of it.
 
     Attributes:
+      started: the commands that were started, the first one first.
       python: what runs Python programs; a fork of one that has imported TensorFlow for `forked`.
     """
 
@@ -41,7 +42,7 @@ class Job:
         self.python = sys.executable
         self.mark = uuid.uuid4().hex
         self.directory = directory
-        self._started: list[subprocess.Popen] = []
+        self.started: list[subprocess.Popen] = []
         self.environ = {**os.environ, _MARK: self.mark, "PYTHONPATH": str(ROOT)}
         self.environ.pop("TF_CONFIG", None)
         self._initial = dict(self.environ)
@@ -81,7 +82,7 @@ class Job:
             preexec_fn=heed_signals,
             **options,
         )
-        self._started.append(process)
+        self.started.append(process)
         return process
 
     def run(self, *arguments: object, timeout: float = HANGING_SECONDS) -> tuple[int, str]:
@@ -105,7 +106,7 @@ class Job:
         """Kills what is left."""
         for process in self.processes():
             process.kill()
-        for process in self._started:
+        for process in self.started:
             process.wait()
             process.stdout.close()
             if process.stdin is not None:

@@ -16,6 +16,7 @@ from tf_config.cli import (
     doctor,
     execute,
     install_horovod,
+    join,
     plan,
     render,
     run,
@@ -26,7 +27,7 @@ from tf_config.cli.arguments import Parser, add_command
 from tf_config.errors import ClusterConfigError
 
 _COMMANDS = (
-    build, show, check, run, execute, render, split, plan, install_horovod, doctor, completion
+    build, show, check, run, join, execute, render, split, plan, install_horovod, doctor, completion
 )  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tf-config` with `argv` and returns its exit code.
 
     The code is 0 for success and 2 for an invalid argument or configuration (one line on standard
-    error); `run` returns the job's own exit code.
+    error); `run` and `join` return the exit code of the job or worker.
     """
     try:
         arguments = parser().parse_args(argv)

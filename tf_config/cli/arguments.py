@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from tf_config.environments.allocation import find_allocation
 from tf_config.errors import ClusterConfigError, quoted, suggestion
 from tf_config.hosts import Host, parse_hostfile, parse_hosts
 from tf_config.roles import Roles
+from tf_config.worker_range import WorkerRange
 
 
 class Parser(argparse.ArgumentParser):
@@ -133,13 +135,19 @@ def offer_words(action: argparse.Action, words: Iterable[str]) -> None:
     }
 
 
-def add_roles(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments for the number of tasks of each type."""
+def add_roles(parser: argparse.ArgumentParser, may_change: bool = False) -> None:
+    """Adds the arguments for the number of tasks of each type.
+
+    Args:
+      parser: the parser to add the arguments to.
+      may_change: whether the number of workers may be a range, between which it changes.
+    """
     parser.add_argument(
         "--workers",
-        type=count,
-        metavar="N",
-        help="number of workers (1, or the slots of --hosts)",
+        type=count_or_range if may_change else count,
+        metavar="N|MIN:MAX" if may_change else "N",
+        help="number of workers (1, or the slots of --hosts)"
+        + ("; a range with --ps: they come and go" if may_change else ""),
     )
     parser.add_argument(
         "--ps", type=count, default=0, metavar="N", help="number of parameter servers"
@@ -152,7 +160,9 @@ def roles(arguments: argparse.Namespace) -> Roles:
     """Returns the roles from the arguments of `add_roles`; by default, workers fill the hosts."""
     slots = sum(host.slots for host in hosts(arguments))
     workers = max(slots - arguments.chief, 0) if slots else 1
-    if arguments.workers is not None:
+    if isinstance(arguments.workers, WorkerRange):
+        workers = arguments.workers.most
+    elif arguments.workers is not None:
         workers = arguments.workers
     return Roles(workers, arguments.ps, arguments.chief, arguments.evaluator)
 
@@ -246,6 +256,16 @@ def count(text: str) -> int:
             f"the number must be 0 or more, received {quoted(text)}{hint}"
         )
     return int(text)
+
+
+def count_or_range(text: str) -> int | WorkerRange:
+    """Returns a number from 0 to 99999, or a range of numbers of workers, such as 2:4."""
+    if re.fullmatch(r"\d+:\d+", text, re.ASCII) is None:
+        return count(text)
+    try:
+        return WorkerRange.parse(text)
+    except ClusterConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:

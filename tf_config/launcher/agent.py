@@ -30,7 +30,7 @@ from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.process_memory import resident_of
 from tf_config.launcher.pty_process import PtyProcess, shell_code
 from tf_config.launcher.settings import METRICS_VARIABLE
-from tf_config.launcher.sidecar import REJOINS, UNSYNCHRONIZED, Sidecar
+from tf_config.launcher.sidecar import LEFT, REJOINS, UNSYNCHRONIZED, Sidecar
 
 _SILENCE_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -142,6 +142,8 @@ class _Relay:
             self._write(f"tf-config: {describe_exit(session.popen.returncode)}{cause}\n".encode())
         if self._sidecar is not None and self._sidecar.is_unsynchronized:
             self._write(message(UNSYNCHRONIZED))
+        elif self._sidecar is not None and self._sidecar.is_leaving:
+            self._write(message(LEFT))
         elif self._sidecar is not None and self._sidecar.can_rejoin:
             self._write(message(REJOINS))
         return shell_code(session.popen.returncode)

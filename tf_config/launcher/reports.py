@@ -17,6 +17,8 @@ CREATED, ENTERED = "made", "used"
 # parameter server reports the first as well, as soon as it has saved its state, and a worker the
 # second if a restarted server lacks a variable.
 CAN_REJOIN, EXCHANGED = "can-rejoin", "exchanged"
+# Reported by a worker of an elastic job that was asked to leave.
+LEAVES = "leaves"
 # The prefix of the entries that are reports.
 REPORTS = "tf-config"
 

@@ -24,6 +24,7 @@ from tf_config.launcher.console import Console, Line, without_escapes
 from tf_config.launcher.exit_diagnosis import signal_name
 from tf_config.launcher.metrics import MetricsPage, TaskMetrics, checkpoint_time
 from tf_config.launcher.orphan_reaper import OrphanReaper
+from tf_config.launcher.places import OVER, RESTARTS, PlaceServer
 from tf_config.launcher.settings import REJOINS_VARIABLE, RESTARTS_VARIABLE
 from tf_config.launcher.sidecar import describe_unsynchronized
 from tf_config.launcher.signals import handle_signals
@@ -32,6 +33,7 @@ from tf_config.launcher.task_process import TaskProcess
 
 GRACE_SECONDS = 5.0
 _TICK_SECONDS = 0.2
+_TRAINING = ("chief", "worker")
 _MOST_NAMES = 4
 _SAMPLE_SECONDS = 1.0
 # How often a job that runs without a lost host looks whether it can be reached again.
@@ -54,6 +56,7 @@ def run(
     page: MetricsPage | None = None,
     find_returned: Callable[[], Sequence[str]] = lambda: (),
     min_workers: int | None = None,
+    places: PlaceServer | None = None,
 ) -> int:
     """Runs all commands until the last one has ended, and returns the job's exit code.
 
@@ -78,6 +81,7 @@ def run(
       find_returned: returns the names of lost hosts that have returned; called by another thread.
       min_workers: the minimum number of workers, including the chief, with which tasks continue;
         None requires all.
+      places: gives the vacant places of an elastic job to workers that join it.
 
     Returns:
       0, or the exit code of the task that failed first (128 + N if signal N ended it).
@@ -93,7 +97,9 @@ def run(
             console.begin("")  # so that an error is printed on its own line
         if restarts and not has_grown:
             console.note(f"restart {restarts} of {max_restarts}", 0)
-        job = JobRunner(console, log_dir, restarts, max_restarts, find_returned, min_workers)
+        job = JobRunner(
+            console, log_dir, restarts, max_restarts, find_returned, min_workers, places
+        )
         if page is not None:
             page.show(job.metrics, functools.partial(getattr, job, "restarts"))
         job.run(commands)
@@ -132,6 +138,7 @@ class JobRunner:
       max_restarts: the largest number of restarts.
       find_returned: see `run`.
       min_workers: see `run`.
+      places: see `run`.
 
     Attributes:
       restarts: the number of restarts so far, with those of single tasks.
@@ -148,6 +155,7 @@ class JobRunner:
         max_restarts: int,
         find_returned: Callable[[], Sequence[str]] = lambda: (),
         min_workers: int | None = None,
+        places: PlaceServer | None = None,
     ):
         self.restarts = restarts
         self.exit_code = 0
@@ -157,6 +165,8 @@ class JobRunner:
         self._log_dir = log_dir
         self._max_restarts = max_restarts
         self._min_workers = min_workers
+        self._places = places
+        self._left: list[TaskProcess] = []  # the workers that have left an elastic job
         self._failed_alone: set[Task] = set()  # failed by themselves, and were restarted alone
         self._processes: list[TaskProcess] = []
         self._drained: set[TaskProcess] = set()
@@ -207,6 +217,7 @@ class JobRunner:
                     self._reap(reaper)
                     self._handle_signals(received)
                     self._check_reader()
+                    self._watch_others()
                     self._grow()
                     self._escalate()
                     self._sample_memory()
@@ -219,7 +230,7 @@ class JobRunner:
                 for process in self._processes:
                     self._drain(process)
                 self._console.close()
-        if self.culprit is not None and not self.interrupted:
+        if self.culprit is not None and not self.interrupted and self.culprit not in self._left:
             self._summarize(self.culprit)
         if self.culprit is None and not self.interrupted:
             self._warn_if_unsynchronized()
@@ -268,6 +279,9 @@ class JobRunner:
         failed = [process for process in ended if process.popen.returncode != 0]
         if self._escalation:  # the job is ending already, so these are not the cause
             return
+        for process in ended:
+            if self._places is not None and process not in failed:
+                self._note_leaver(process)
         leaving = [process for process in failed if self._can_leave(process)]
         others = [process for process in failed if process not in leaving]
         if failed and all(map(self._can_restart_alone, others)):
@@ -280,9 +294,45 @@ class JobRunner:
             self.exit_code = self.culprit.exit_code
             self._console.note(f"{self.culprit.task} failed with {self.culprit.end}")
             self._stop(signal.SIGTERM, signal.SIGKILL)
-        elif self._running and all(process.task.type == "ps" for process in self._running):
+        elif self._running and not self._are_training():
             # Parameter servers do not end by themselves.
             self._stop(signal.SIGTERM, signal.SIGKILL)
+
+    def _are_training(self) -> bool:
+        """Returns whether a task runs for whose end the parameter servers wait."""
+        is_joined = self._places is not None and bool(self._places.joined)
+        return is_joined or any(process.task.type != "ps" for process in self._running)
+
+    def _note_leaver(self, process: TaskProcess) -> None:
+        """Makes the place of a worker vacant that has left an elastic job."""
+        self._drain(process)  # the report of a task on another host comes last
+        if process.has_left and self._places is not None:
+            self._left.append(process)
+            self._places.vacate(process.task)
+            self._console.note(f"{process.task} has left the job; the others continue", 0)
+
+    def _watch_others(self) -> None:
+        """Ends an elastic job of which too few workers are left."""
+        places = self._places
+        if places is None:
+            return
+        while not places.notes.empty():
+            self._console.note(places.notes.get(), 0)
+        trainers = [each for each in self._processes if each.task.type in _TRAINING]
+        running = [each for each in trainers if each in self._running]
+        # If a worker is done with all its epochs, the others soon are, too.
+        is_done = any(each not in self._running and each not in self._left for each in trainers)
+        present = sum(each.task.type == "worker" for each in running) + len(places.joined)
+        has_left = bool(self._left or places.departures)
+        if self._escalation or is_done or not has_left or present >= places.workers.least:
+            return
+        self.culprit = self._left[-1] if self._left else None
+        self.exit_code = 1
+        self._console.note(
+            f"{present} of the at least {places.workers.least} workers of --workers "
+            f"{places.workers} are left"
+        )
+        self._stop(signal.SIGTERM, signal.SIGKILL)
 
     def _can_restart_alone(self, process: TaskProcess) -> bool:
         if self.restarts >= self._max_restarts:
@@ -299,16 +349,22 @@ class JobRunner:
         if self._min_workers is None or process.task not in self._failed_alone:
             return False
         # The servers wait for a worker that was killed, because it could not tell them of its end.
-        others = sum(each.task.type in ("chief", "worker") for each in self._running)
+        others = sum(each.task.type in _TRAINING for each in self._running)
+        others += 0 if self._places is None else len(self._places.joined)
         if process.exit_code > _SIGNALS or others < self._min_workers:
             return False
         self._drain(process)
         return process.can_rejoin
 
     def _leave_out(self, process: TaskProcess) -> None:
+        rest = "its examples are not trained on"
+        if self._places is not None:
+            self._left.append(process)
+            self._places.vacate(process.task)
+            rest = "train on its examples from the next epoch on"
         self._console.note(
             f"{process.task} failed with {process.end}{process.cause}, for the second time; the "
-            "other tasks continue without it, and its examples are not trained on",
+            f"other tasks continue without it, and {rest}",
             0,
         )
 
@@ -405,14 +461,17 @@ class JobRunner:
             self.exit_code = 128 + signal.SIGPIPE
             self._stop(signal.SIGTERM, signal.SIGKILL)
 
-    def _stop(self, *numbers: int) -> None:
-        """Sends the first signal now and each further one 5 seconds after the previous one."""
+    def _stop(self, *numbers: int, grace: float = GRACE_SECONDS) -> None:
+        """Sends the first signal now and each further one `grace` seconds after the previous."""
         self._console.begin("")
         if self._running:
             names = ", ".join(str(process.task) for process in self._running)
             self._console.note(f"ending {names} ({signal_name(numbers[0])})", 0)
+        if self._places is not None:
+            restarts = self.culprit is not None and self.restarts < self._max_restarts
+            self._places.end(RESTARTS if restarts and not self.interrupted else OVER)
         now = time.monotonic()
-        self._escalation = [(now + n * GRACE_SECONDS, sig) for n, sig in enumerate(numbers)]
+        self._escalation = [(now + n * grace, sig) for n, sig in enumerate(numbers)]
         self._escalate()
 
     def _escalate(self) -> None:

@@ -18,7 +18,7 @@ from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.horovod import environment as horovod
 from tf_config.launcher.horovod_proxy import HERE, HorovodProxy
 from tf_config.launcher.process_probe import ProcessProbe
-from tf_config.launcher.reports import CAN_REJOIN, CREATED, ENTERED, EXCHANGED
+from tf_config.launcher.reports import CAN_REJOIN, CREATED, ENTERED, EXCHANGED, LEAVES
 from tf_config.launcher.settings import (
     RENDEZVOUS_VARIABLE,
     SIDECAR_VARIABLE,
@@ -28,9 +28,9 @@ from tf_config.launcher.task_resolution import start_timeout
 from tf_config.rendezvous.http_store import StoreServer
 from tf_config.secret import secret_of
 
-# The agent's messages that a task on another host did not join the others, and that it can join
-# them again.
-UNSYNCHRONIZED, REJOINS = b"apart", b"rejoins"
+# The agent's messages that a task on another host did not join the others, that it can join them
+# again, and that it has left them.
+UNSYNCHRONIZED, REJOINS, LEFT = b"apart", b"rejoins", b"left"
 _LAST_PORT = 65535
 _SAMPLE_EVERY_SECONDS = 0.5
 
@@ -121,6 +121,11 @@ class Sidecar:
     def can_rejoin(self) -> bool:
         """Whether the process, started again, can join the others while they continue."""
         return CAN_REJOIN in self._reports and EXCHANGED not in self._reports
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the process was asked to leave an elastic job."""
+        return LEAVES in self._reports
 
     def close(self) -> None:
         """Stops serving and watching; may be called before `start`."""

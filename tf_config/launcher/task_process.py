@@ -21,7 +21,7 @@ from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.metrics import TaskMetrics
 from tf_config.launcher.process_memory import resident_of
 from tf_config.launcher.pty_process import PtyProcess, shell_code
-from tf_config.launcher.sidecar import REJOINS, UNSYNCHRONIZED, Sidecar
+from tf_config.launcher.sidecar import LEFT, REJOINS, UNSYNCHRONIZED, Sidecar
 
 _PREFIX_WIDTH = len("[worker 00] ")
 _LAST_LINES = 10
@@ -60,6 +60,7 @@ class TaskProcess:
         # What the agent has reported of a task on another host.
         self._messages = MessageReader()
         self._is_reported_unsynchronized = self._is_reported_rejoining = False
+        self._is_reported_left = False
         self._remote_metrics = TaskMetrics(command.task, 0, None)
         self._stdin_lock = threading.Lock()
         columns, lines = shutil.get_terminal_size()
@@ -105,6 +106,8 @@ class TaskProcess:
                 self._is_reported_unsynchronized = True
             elif message == REJOINS:
                 self._is_reported_rejoining = True
+            elif message == LEFT:
+                self._is_reported_left = True
             else:
                 self._remote_metrics = remote.metrics_of(self.task, message, self._remote_metrics)
         return output
@@ -122,6 +125,13 @@ class TaskProcess:
         if self._host is not None:
             return self._is_reported_rejoining
         return self._sidecar is not None and self._sidecar.can_rejoin
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the task was asked to leave the job; valid once all output is read."""
+        if self._host is not None:
+            return self._is_reported_left
+        return self._sidecar is not None and self._sidecar.is_leaving
 
     def take(self, line: Line) -> None:
         """Records a finished line of output."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import selectors
 import socket
 from collections.abc import Mapping
@@ -23,11 +22,11 @@ from tf_config.address import Address
 from tf_config.bind_address import listening_hosts
 from tf_config.cluster import ClusterSpec
 from tf_config.errors import ClusterConfigError, quoted
+from tf_config.rendezvous.messages import LONGEST_MESSAGE, Unsigned, decode, encode
 from tf_config.rendezvous.participant import JoinRequest, Participant, Roster, cluster_of
 from tf_config.rendezvous.waiting import Deadline
-from tf_config.secret import SECRET_VARIABLE, is_signed, secret_of, signature
+from tf_config.secret import SECRET_VARIABLE, secret_of
 
-_LONGEST_MESSAGE = 1 << 22
 _CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 5.0
 
@@ -115,12 +114,12 @@ class _Leader:
         except OSError:
             data = b""
         self._buffers[connection] += data
-        if not data or len(self._buffers[connection]) > _LONGEST_MESSAGE:
+        if not data or len(self._buffers[connection]) > LONGEST_MESSAGE:
             self._drop(connection)
         elif self._buffers[connection].endswith(b"\n") and connection not in self._members:
             try:
-                report = JoinRequest.from_dict(_decode(self._buffers[connection], self._secret))
-            except _Unsigned:
+                report = JoinRequest.from_dict(decode(self._buffers[connection], self._secret))
+            except Unsigned:
                 self._deadline.note(f"rejected a connection without this job's {SECRET_VARIABLE}")
                 self._drop(connection)
                 return
@@ -160,7 +159,7 @@ class _Leader:
                 reports[report.rank] = replace(report, host=host)
 
     def _send_all(self, message: Mapping[str, Any]) -> None:
-        data = _encode(message, self._secret)
+        data = encode(message, self._secret)
         for connection in self._members:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
@@ -200,7 +199,7 @@ def _ask(
         report = JoinRequest.of(participant, host or _plain_ip(connection.getsockname()[0]), port)
         data = b""
         try:
-            connection.sendall(_encode(report.to_dict(), secret))
+            connection.sendall(encode(report.to_dict(), secret))
             connection.settimeout(0.5)
             # The leader has a grace period in which it reports the missing tasks itself.
             while not data.endswith(b"\n") and deadline.overdue < _GRACE_SECONDS:
@@ -209,11 +208,11 @@ def _ask(
                 except TimeoutError:
                     deadline.log_if_due(f"connected to {first}; waiting for the other tasks")
                     continue
-                if not step or len(data) > _LONGEST_MESSAGE:
+                if not step or len(data) > LONGEST_MESSAGE:
                     break
                 data += step
-            answer = _decode(data, secret)
-        except _Unsigned:
+            answer = decode(data, secret)
+        except Unsigned:
             return None, f"{address} answers without the signature of this job's {SECRET_VARIABLE}"
         except (OSError, ValueError):
             return None, (
@@ -222,31 +221,6 @@ def _ask(
             )
     is_answer = isinstance(answer, dict) and ("error" in answer or "cluster" in answer)
     return answer if is_answer else None, f"{address} is not a rendezvous"
-
-
-class _Unsigned(Exception):
-    """Raised when a message has no signature, or a signature with a different secret."""
-
-
-def _encode(message: Mapping[str, Any], secret: str) -> bytes:
-    data = json.dumps(message).encode()
-    return signature(secret, data).encode() + b" " + data + b"\n"
-
-
-def _decode(line: bytes, secret: str) -> Any:
-    """Returns the message in a line.
-
-    Raises:
-      ValueError: if the line is not valid JSON.
-      _Unsigned: if the line has no valid signature.
-    """
-    signed, _, data = line.strip(b"\n").partition(b" ")
-    if not is_signed(secret, signed.decode(errors="replace"), data):
-        raise _Unsigned
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("too deep") from None
 
 
 def _listen(address: Address) -> socket.socket:

@@ -29,6 +29,7 @@ from strategies.embedding.checkpoint.npy_stream import read_chunks
 from strategies.embedding.checkpoint.part_files import (
     check_sums,
     files_of_table,
+    manifest_of,
     part_files,
     parts_of,
 )
@@ -122,6 +123,10 @@ def save(
         _write_part(shards, folder, collectives.rank, since)
     with all_writing(collectives, "Rows", directory):
         if collectives.rank == 0:
+            # Workers that have ended, or have not joined an elastic job, have written nothing.
+            for rank in range(collectives.size):
+                if not manifest_of(folder, rank).exists():
+                    write_json(manifest_of(folder, rank), {"files": {}})
             flush_to_disk(folder)
             folders = [*chain, folder.name] if delta else [folder.name]
             known = before if delta and before else {"workers": {}, "checked": []}

@@ -26,6 +26,8 @@ class Geo(Mode):
     Steps are counted separately for each set of variables, because models that are trained in
     turn update different variables.
 
+    In a job whose workers come and go, N is the number of workers that divide the epoch.
+
     Staleness: the values that a worker computes with lack none of its own steps. They lack up to
     `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
     this worker's last exchange.
@@ -66,7 +68,7 @@ class Geo(Mode):
         """
 
         def exchange_deltas() -> tf.Tensor:
-            deltas = [(local_copy(v) - v.base) / self._servers.size for v in variables]
+            deltas = [(local_copy(v) - v.base) / self._workers(v.dtype) for v in variables]
             updates = [
                 VariableUpdate(v, add, ((delta,), {}))
                 for v, delta in zip(variables, deltas, strict=True)
@@ -98,6 +100,16 @@ class Geo(Mode):
         """
         for send in list(self._unsent):
             send()
+
+    def present_workers(self) -> int:
+        """Returns the N of the rule above for an exchange of embedding rows."""
+        presence = self._servers.presence
+        return self._servers.size if presence is None else int(presence.workers.numpy())
+
+    def _workers(self, dtype: tf.DType) -> int | tf.Tensor:
+        """Returns the N of the rule above: in an elastic job, that of the epoch."""
+        presence = self._servers.presence
+        return self._servers.size if presence is None else tf.cast(presence.workers, dtype)
 
     def _steps_of(self, variables: Sequence[SharedVariable]) -> ResourceVariable:
         """Returns the counter of the steps that have changed exactly these variables."""

@@ -1,0 +1,115 @@
+"""Counts how often each example is trained on, while workers come and go.
+
+elastic_epochs.py MODE DIRECTORY EPOCHS [arrays | loop] [checkpoints] [slow]
+
+Element i of a weight is how often example i was trained on. At the beginning of each step, each
+worker adds a line with the epoch, the number of the step and the number of workers that divide the
+epoch to DIRECTORY/steps-<rank>; it then waits until there is a file DIRECTORY/go-<epoch>-<step> if
+there is a file DIRECTORY/stop-<rank>-<epoch>-<step>. The first worker writes the weight of the
+servers to DIRECTORY/counts.json when no other worker is left. With checkpoints, workers meet at the
+ends of epochs to save; in a custom loop, they meet at a barrier there. If slow, a step takes a
+while.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import strategies
+from strategies.ps.membership import PRESENT
+from tests.support.elastic_training import BATCH, EXAMPLES
+
+mode, directory, epochs, options = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+strategy = strategies.from_tf_config(mode=mode, **({"geo_steps": 1} if mode == "geo" else {}))
+presence = strategy.extended.servers.presence
+rank = strategies.worker_rank(strategy)
+keras.utils.set_random_seed(1)
+
+
+class Sum(keras.losses.Loss):
+    """The gradient of each output is -1."""
+
+    def call(self, y_true, y_pred):
+        return -tf.reduce_sum(y_pred, -1)
+
+
+def begin_step(epoch, step):
+    """Writes down a step, and waits if the test says so."""
+    with open(directory / f"steps-{rank}", "a") as file:
+        file.write(f"{epoch} {step} {strategy.present_workers()}\n")
+    if (directory / f"stop-{rank}-{epoch}-{step}").exists():
+        while not (directory / f"go-{epoch}-{step}").exists():
+            time.sleep(0.02)
+    if "slow" in options:
+        time.sleep(0.05)
+
+
+class Steps(keras.callbacks.Callback):
+    """Reports the steps of `fit`."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        begin_step(self.epoch, batch)
+
+
+@tf.function
+def train(batch):
+    """Makes a step of the custom loop."""
+
+    def replica(x, _):
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_sum(model(x, training=True))
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    strategy.run(replica, batch)
+
+
+def loop():
+    """Trains without `fit`."""
+    batches = strategy.experimental_distribute_dataset(data["x"])
+    for epoch in range(epochs):
+        for step, batch in enumerate(batches):
+            begin_step(epoch, step)
+            train(batch)
+        strategies.barrier(strategy)
+
+
+with strategy.scope():
+    model = keras.Sequential(
+        [keras.Input([EXAMPLES]), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
+    model.compile(keras.optimizers.SGD(1.0), Sum(reduction="sum"))
+x = np.eye(EXAMPLES, dtype=np.float32)
+if "arrays" in options:
+    data = {"x": x, "y": x[:, :1], "batch_size": BATCH}  # which Keras shuffles
+else:
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(EXAMPLES)
+    data = {"x": dataset.batch(BATCH)}
+callbacks = [Steps()]
+if "checkpoints" in options:
+    path = directory / "checkpoints"
+    callbacks.append(strategies.callbacks.Checkpoint(path, every_steps=1))
+(directory / f"pid-{rank}").write_text(f"{os.getpid()}")
+if "loop" in options:
+    loop()
+else:
+    model.fit(**data, epochs=epochs, callbacks=callbacks, verbose=0)
+strategy.extended.drain()
+if rank == 0:
+    states = presence._memberships[0].states
+    while PRESENT in states()[1:]:
+        time.sleep(0.1)
+    kernel = model.trainable_variables[0].value
+    (counts,) = strategy.extended.registry.read([kernel.remote])
+    (directory / "counts.json").write_text(json.dumps(counts[:, 0].tolist()))
+print("finished", flush=True)
