@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 from absl import logging
 
@@ -95,19 +96,23 @@ class ServerFiles:
         self._count += 1
         part = f"{self._part.rank}.{self._count}"
         path = path_of(self._folder, position, part, "ids")
-        with NpyWriter(lambda _, path=path: path) as files:
+        with NpyWriter(partial(path_of, self._folder, position, part)) as files:
             files.append({"ids": chunk.ids})
         self._part.sums[path.name] = (path.stat().st_size, npy_stream.checksum(path))
         columns = chunk.columns()
         specs = array_specs.specs(chunk.table, ["ids", *columns])
-        shapes = [(specs[key][0], (len(chunk.ids), *specs[key][1][1:])) for key in columns]
+        count = len(chunk.ids)
+        headers = [
+            npy_stream.header(dtype, (count, *(size or 0 for size in shape[1:])))
+            for dtype, shape in (specs[key] for key in columns)
+        ]
         paths = [path_of(self._folder, position, part, key) for key in columns]
         try:
             hashes = writer.write(
                 chunk.reader(columns),
                 chunk.numbers,
                 paths=paths,
-                headers=[npy_stream.header(*shape) for shape in shapes],
+                headers=headers,
                 state=chunk.state,
             )
         except OSError as error:

@@ -258,7 +258,7 @@ class GeoRouter:
         remote = self.traffic.remote_keys(tf.constant(keys[used]), lambda: keys[:0])
         self.traffic.record_gradients(remote)
         owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
-        workers, slots = self._mode.present_workers(), self._variable.live_slots()
+        workers, slots = self._mode.present_workers, self._variable.live_slots()
         wire, width = self._wire, self._local.store.width
         encoded = wire.encode(tf.constant(exchanged.deltas / workers))
         deltas = encoded.numpy()

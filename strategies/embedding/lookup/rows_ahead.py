@@ -156,7 +156,7 @@ class _StoredExchange:
     """An `Exchange` in variables."""
 
     def __init__(self, size: int):
-        self._variables = Exchange(
+        self._variables = (
             _variable(tf.int64, 3),
             _variable(tf.int32),
             _variable(tf.int32, length=size),

@@ -51,6 +51,11 @@ class Mode:
     def __init__(self, servers: ServerGroup):
         self._servers = servers
 
+    @property
+    def present_workers(self) -> int:
+        """The number of workers by which an exchange divides what a worker has changed."""
+        return self._servers.size
+
     def step(self, program: StepProgram, push: Push) -> list[np.ndarray] | None:
         """Takes a step's updates; returns the values for the next step, or None to keep them."""
         return self._collect(lambda server: program.push_and_pull(push, server))

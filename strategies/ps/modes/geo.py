@@ -101,8 +101,9 @@ class Geo(Mode):
         for send in list(self._unsent):
             send()
 
+    @property
     def present_workers(self) -> int:
-        """Returns the N of the rule above for an exchange of embedding rows."""
+        """The N of the rule above for an exchange of embedding rows."""
         presence = self._servers.presence
         return self._servers.size if presence is None else int(presence.workers.numpy())
 
