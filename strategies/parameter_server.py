@@ -37,6 +37,7 @@ from strategies.ps.connection import (
     ServerUnavailableError,
     close,
     connect_servers,
+    join_while_there,
 )
 from strategies.ps.extended import ParameterServerExtended
 from strategies.ps.leaving import LeaveRequest
@@ -421,11 +422,10 @@ def _leave(
             server.notice_restart()
         close(server.sessions(), server)
         if server.is_there():
-            # In a daemon thread with a time limit: TensorFlow waits forever for a server that ends.
             arguments = membership, server, servers.rank, tasks
             thread = threading.Thread(target=_announce_end, args=arguments, daemon=True)
             thread.start()
-            thread.join(min(step_timeout_seconds(), threading.TIMEOUT_MAX))
+            join_while_there([thread], server, step_timeout_seconds())
         close(membership.sessions, server)
 
 

@@ -142,9 +142,12 @@ class ServerConnection:
             self._call(self._nothing, idempotent=True)
 
     def is_there(self) -> bool:
-        """Returns whether a process listens on the server's address, and no call found it lost."""
-        # A server that is suspended still accepts connections, but does not answer.
-        return not self.is_lost and address_state(self.address) == "taken"
+        """Returns whether the server may be there: no call found it lost, and its host answers so.
+
+        A host that does not answer, where messages are lost, may answer the next time. A server
+        that is suspended still accepts connections, but does not answer.
+        """
+        return not self.is_lost and address_state(self.address) != "closed"
 
     def new_connection(self) -> ServerConnection:
         """Opens another connection, for large graphs with many functions.
@@ -433,12 +436,31 @@ def close(sessions: Sequence[Session], server: ServerConnection) -> None:
     for thread in threads:
         thread.start()
     threads += [caller for session in sessions for caller in session.callers()]
-    until = time.monotonic() + min(_CLOSE_SECONDS, step_timeout_seconds())
-    is_there = server.is_there()
+    join_while_there(threads, server, min(_CLOSE_SECONDS, step_timeout_seconds()))
+
+
+def join_while_there(
+    threads: Sequence[threading.Thread], server: ServerConnection, seconds: float
+) -> None:
+    """Waits for threads that are in calls to a server, as long as the server may answer.
+
+    TensorFlow waits forever for the response of a server that has ended. The last worker's call
+    ends the server, so its response may be lost.
+
+    Args:
+      threads: the threads.
+      server: the server.
+      seconds: the longest time to wait if the server is there.
+    """
+    begin = answered = time.monotonic()
     for thread in threads:
-        while is_there and thread.is_alive():
+        while thread.is_alive() and not server.is_lost:
+            state, now = address_state(server.address), time.monotonic()
+            answered = answered if state == "unreachable" else now
+            is_over = now - begin >= seconds or now - answered >= LOST_SECONDS
+            if state == "closed" or is_over:
+                break
             thread.join(_CHECK_EVERY_SECONDS)
-            is_there = time.monotonic() < until and server.is_there()
         thread.join(_LOST_ANSWER_SECONDS)
 
 
