@@ -103,6 +103,6 @@ class ElasticTraining:
     def finish(self) -> tuple[list[int], str]:
         """Returns how often each example was trained on, when the job has ended."""
         code, output = self.job.finish(self.process, HANGING_SECONDS)
-        assert code == 0, output
+        assert code == 0, f"exit code {code}: {output}"
         counts = json.loads((self.job.directory / "counts.json").read_text())
         return [int(count) if count == int(count) else count for count in counts], output

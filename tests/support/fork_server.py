@@ -100,7 +100,11 @@ def _serve(python: str, listening: socket.socket) -> None:
     connections: dict[int, socket.socket] = {}
     tests: dict[int, str] = {}
 
+    own = os.getpid()
+
     def stop(*_: object) -> None:
+        if os.getpid() != own:  # a fork that gets a signal before it is a program of its own
+            os._exit(128 + signal.SIGTERM)
         for pid in connections:
             _kill(pid, signal.SIGKILL)
         os._exit(0)
