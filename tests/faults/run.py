@@ -450,10 +450,11 @@ def come_and_go(mode: str, epochs: int, seed: str, python: str) -> Row:
         for process in job.started[1:]:
             code, text = job.finish(process, 3 * JOIN_SECONDS)
             row.tried += 1
-            # The others may have been done before it could join them.
-            row.survived += code == 0 or (code == 2 and "The job must answer" in text)
+            # It may have been told to leave before it had a place, or the others may be done.
+            is_right = code in (0, 2, -signal.SIGTERM, 128 + signal.SIGTERM)
+            row.survived += is_right
             texts.append(text)
-            if code not in (0, 2):
+            if not is_right:
                 row.errors.append(f"exit code {code}: {text[-2000:]}")
         lost = sum(map(training.lost, texts))
         if sum(counts) != epochs * EXAMPLES - lost or max(counts) > epochs:
