@@ -53,7 +53,7 @@ _HERE = "127.0.0.1"
 NAME = "run"
 USAGE = "[OPTION ...] PROGRAM [ARGUMENT ...]"
 SUMMARY = "run a script as several tasks, on this machine or on several over ssh"
-EXAMPLE = "tf-config run --hosts node1:2,node2:2 --log-dir logs train.py --epochs 3"
+EXAMPLE = "tf-config run --hosts node1:2,node2:2 train.py --epochs 3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--join-port",
         type=port,
         metavar="P",
-        help="port for tf-config join, with --workers MIN:MAX (a free one)",
+        help="port for tf-config join, with MIN:MAX (a free one)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands without running them"

@@ -218,8 +218,9 @@ def test_any_number_of_workers_restores_and_other_tables_are_named(tmp_path):
 @pytest.fixture
 def pieces_of_three_rows(monkeypatch):
     """Lets rows of 16 numbers with momentum be moved three at a time, and more of smaller ones."""
-    for module in (snapshot, npy_stream):
-        monkeypatch.setattr(module, "_CHUNK_BYTES", 3 * (2 * 64 + 60))
+    size = 3 * (2 * 64 + 60)
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", size)
+    monkeypatch.setattr(npy_stream, "_CHUNK_BYTES", size)
 
 
 def test_what_moves_in_pieces_is_whole(tmp_path, pieces_of_three_rows):

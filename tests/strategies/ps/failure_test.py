@@ -179,7 +179,7 @@ def test_sessions_with_a_server_that_is_gone_are_hardly_waited_for(monkeypatch):
 def test_sessions_are_closed_and_their_calls_have_ended(monkeypatch, last):
     """Python aborts if a thread comes back from TensorFlow while it shuts down."""
     monkeypatch.setattr(client, "_CHECK_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(FakeServer, "is_there", lambda _: True)
+    monkeypatch.setattr(client, "address_state", lambda _: "taken")
     session = FakeSession()
     closing = threading.Thread(target=client.close, args=([session], FakeServer(is_lost=False)))
     closing.start()
@@ -194,7 +194,7 @@ def test_sessions_are_closed_and_their_calls_have_ended(monkeypatch, last):
 def test_a_server_that_does_not_close_a_session_is_waited_for_in_vain(monkeypatch):
     monkeypatch.setattr(client, "_CHECK_EVERY_SECONDS", 0.01)
     monkeypatch.setattr(client, "_CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr(FakeServer, "is_there", lambda _: True)
+    monkeypatch.setattr(client, "address_state", lambda _: "taken")
     session = FakeSession()
     client.close([session], FakeServer(is_lost=False))
     assert not session.is_closed.is_set()
