@@ -262,8 +262,14 @@ class EmbeddingLayer:
           What takes the keys of the next batches, by group.
 
         Raises:
-          ValueError: if the layer was trained before, or cannot exchange rows ahead.
+          ValueError: if the layer was trained before, or a table has an L2 penalty.
         """
+        if any(config.l2 for configs in self.specs.groups.values() for config in configs):
+            raise ValueError(
+                "The rows of a table with an L2 penalty cannot be prefetched by workers in step, "
+                "because the penalty depends on the ids of all workers. Received: a layer with l2. "
+                "Omit prefetch_rows, or l2."
+            )
         if self._batch_keys is None:
             keys = MappingProxyType({group: BatchKeys(replicas) for group in self.specs.groups})
             if self.tables is not None:

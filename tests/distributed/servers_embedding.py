@@ -141,6 +141,29 @@ def check_servers_write_their_rows_where_they_see_the_directory():
         again.load_rows("by_servers")
 
 
+def graphs_to_load(tables):
+    """Returns how many graphs a load adds to each server for a layer with tables of one width."""
+    features = {
+        f"{number}": strategies.FeatureConfig(strategies.TableConfig(f"{number}", 2))
+        for number in range(tables)
+    }
+    with strategy.scope():
+        layer, again = (strategies.DistributedEmbedding(features=features) for _ in range(2))
+        for each in (layer, again):
+            each.build()
+    for name in features:
+        layer.set_rows(np.arange(9), np.ones([9, 2], np.float32), name)
+    layer.save_rows(f"of_{tables}")
+    shards = again.tables._shards
+    before = [len(shard._server._built) for shard in shards]
+    again.load_rows(f"of_{tables}")
+    return [len(shard._server._built) - count for shard, count in zip(shards, before, strict=True)]
+
+
+def check_tables_of_a_width_share_the_graphs_of_a_load():
+    assert graphs_to_load(4) == graphs_to_load(2)
+
+
 def check_what_is_loaded_is_saved_again_before_an_optimizer_is_made():
     layer, step = made(momentum=0.5)
     step(tf.constant([COMMON, MINE[rank]], tf.int64))

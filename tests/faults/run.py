@@ -277,11 +277,17 @@ def _ends(output: str) -> set[End]:
     return {End(weights, int(steps)) for weights, steps in found}
 
 
-def _job(way: Way, directory: Path, python: str) -> Job:
-    job = Job(directory)
-    job.python = python
-    job.environ["KERAS_STRATEGIES_COMMUNICATION"] = way.communication
-    return job
+@contextlib.contextmanager
+def _new_job(python: str, communication: str = "auto") -> Iterator[Job]:
+    """Yields a job in a new directory; its processes and the directory end with the block."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        job = Job(Path(directory))
+        job.python = python
+        job.environ["KERAS_STRATEGIES_COMMUNICATION"] = communication
+        try:
+            yield job
+        finally:
+            job.close()
 
 
 def _program(way: Way) -> list[object]:
@@ -291,8 +297,6 @@ def _program(way: Way) -> list[object]:
 def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row:
     """Kills a process of a job at a random moment; the job goes on, or is started again."""
     row, way, chance = Row(f"SIGKILL of {victim}, {name}"), WAYS[name], random.Random(seed)
-    directory = Path(tempfile.mkdtemp())
-    job = _job(way, directory, python)
     (total,) = {end.steps for end in whole}
     # Where workers are not in step, one may have ended when the other makes its last steps.
     step, delay = chance.randrange(1, total * 7 // 8), chance.random() * 0.1
@@ -306,7 +310,7 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
         arguments = ["--server-saves", 0, *arguments]
     row.tried += 1
     what = f"{victim} at step {step} + {delay:.3f} s, flushes of {flush} s"
-    try:
+    with _new_job(python, way.communication) as job:
         process = job.start(*arguments, "--pause", 0.05)
         pids, lines, killed = {"launcher": process.pid}, [], 0.0
         for line in process.stdout:
@@ -333,19 +337,14 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
         row.lost += code == 0 and not is_whole
         if code != 0 or not is_whole or not killed:
             row.errors.append(f"{what}: exit code {code}, {ends}: {lines[-5:]}")
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     return row
 
 
 def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
     """Kills one of two servers at random moments; it is restarted, and the workers continue."""
     row = Row(f"SIGKILL of a server, restarted in place, {mode}", tried=kills)
-    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
-    job = Job(directory)
-    job.python = python
-    try:
+    chance = random.Random(seed)
+    with _new_job(python) as job:
         training = RestartedTasks(job, mode, servers=2, restarts=kills)
         training.wait_until_saved()
         row.seconds += [training.kill_server(chance) for _ in range(kills)]
@@ -357,19 +356,14 @@ def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
         row.lost += bool(code == 0 and fault)
         if row.survived < kills or fault:
             row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     return row
 
 
 def restart_workers(mode: str, kills: int, seed: str, python: str) -> Row:
     """Kills one of two workers at random moments; it is restarted, and no other task is."""
     row = Row(f"SIGKILL of a worker, restarted alone, {mode}", tried=kills)
-    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
-    job = Job(directory)
-    job.python = python
-    try:
+    chance = random.Random(seed)
+    with _new_job(python) as job:
         training = RestartedTasks(job, mode, servers=2, restarts=kills)
         training.wait_for_steps(50)
         row.seconds += [training.kill_worker(chance) for _ in range(kills)]
@@ -380,9 +374,6 @@ def restart_workers(mode: str, kills: int, seed: str, python: str) -> Row:
         row.lost += bool(code == 0 and fault)
         if row.survived < kills or fault:
             row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     return row
 
 
@@ -401,13 +392,10 @@ def all_restarts(
 def resume(workers: int, kind: str, python: str) -> Row:
     """Kills a worker at nine tenths of an epoch; what it read before is not read again."""
     row = Row(f"SIGKILL at 9/10 of an epoch, {kind}, {workers} workers", tried=1)
-    directory = Path(tempfile.mkdtemp())
-    job = Job(directory)
-    job.python = python
     program = [RESUMED, "data", *(["--files"] if kind == "read_files" else [])]
-    try:
+    with _new_job(python) as job:
         _, whole = job.finish(job.start("--workers", workers, *program), 300)
-        shutil.rmtree(directory / "data")
+        shutil.rmtree(job.directory / "data")
         killed = ["--workers", workers, "--max-restarts", 1, *program, "--kill"]
         code, output = job.finish(job.start(*killed), 300)
         row.left += _left(job)
@@ -421,9 +409,6 @@ def resume(workers: int, kind: str, python: str) -> Row:
         if not (row.survived and is_same and is_less):
             bytes_read = _bytes_read(output), _bytes_read(whole)
             row.errors.append(f"exit code {code}, read {bytes_read}: {output[-3000:]}")
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     return row
 
 
@@ -433,10 +418,8 @@ def come_and_go(mode: str, epochs: int, seed: str, python: str) -> Row:
     Lost are jobs in which an example was trained on more or less often than the workers say.
     """
     row = Row(f"workers that join and leave, {mode}")
-    directory, chance = Path(tempfile.mkdtemp()), random.Random(seed)
-    job = Job(directory)
-    job.python = python
-    try:
+    chance = random.Random(seed)
+    with _new_job(python) as job:
         options = ["slow", *(["checkpoints"] if chance.random() < 0.5 else [])]
         training = ElasticTraining(job, mode, epochs, *options, workers="1:4")
         joined, texts = [], []
@@ -461,9 +444,6 @@ def come_and_go(mode: str, epochs: int, seed: str, python: str) -> Row:
             row.lost += 1
             row.errors.append(f"{epochs} epochs, {lost} said to be lost: {counts}")
         row.left += _left(job)
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     return row
 
 
@@ -490,13 +470,8 @@ def _left(job: Job) -> int:
 def undisturbed(name: str, python: str) -> set[End]:
     """Returns what the workers of the program end with if nobody harms it."""
     way = WAYS[name]
-    directory = Path(tempfile.mkdtemp())
-    job = _job(way, directory, python)
-    try:
+    with _new_job(python, way.communication) as job:
         code, output = job.finish(job.start(*way.arguments, *_program(way)), 300)
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     ends = _ends(output)
     if code != 0 or len({end.steps for end in ends}) != 1:
         raise RuntimeError(f"The program ends with {code}: {output}")
@@ -515,21 +490,16 @@ _HUNGRY = {
 def starve(kind: str) -> Row:
     """Has one worker of two want more memory than it may have; the job ends, and says why."""
     row = Row("a worker without memory")
-    directory = Path(tempfile.mkdtemp())
-    job = Job(directory)
     who = "import json, os; me = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
     harm = f"if me == 1:\n    {_LIMIT}    {_HUNGRY[kind]}\n{_SLEEP}"
     row.tried += 1
-    try:
+    with _new_job(sys.executable) as job:
         code, output = job.finish(job.start("--workers", 2, job.script(who + harm)), 90)
         is_said = "worker 1 failed first" in output and "it ran out of memory" in output
         row.left += _left(job)
         row.survived += bool(code and is_said)
         if not (code and is_said):
             row.errors.append(f"{kind}: exit code {code}: {output[-500:]}")
-    finally:
-        job.close()
-        shutil.rmtree(directory, ignore_errors=True)
     return row
 
 

@@ -146,7 +146,7 @@ def add_roles(parser: argparse.ArgumentParser, may_change: bool = False) -> None
         "--workers",
         type=count_or_range if may_change else count,
         metavar="N|MIN:MAX" if may_change else "N",
-        help="number of workers (1, or the slots of --hosts)",
+        help="workers (1, or the slots of --hosts)" + (", or a range" if may_change else ""),
     )
     parser.add_argument(
         "--ps", type=count, default=0, metavar="N", help="number of parameter servers"

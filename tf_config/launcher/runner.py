@@ -329,8 +329,8 @@ class JobRunner:
         self.culprit = self._left[-1] if self._left else None
         self.exit_code = 1
         self._console.note(
-            f"{present} of the at least {places.workers.least} workers of --workers "
-            f"{places.workers} are left"
+            f"A job must have {places.workers.least} workers or more with --workers "
+            f"{places.workers}. Received: {present}, after others have left"
         )
         self._stop(signal.SIGTERM, signal.SIGKILL)
 

@@ -462,7 +462,8 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
     table = shard.tables[name]
     check_shapes(table, arrays)
     own = np.flatnonzero(shard.has(name, arrays["ids"]))
-    names = [key for key in arrays if key != "ids" and is_row_array(key)]
+    # Sorted, because files are listed in any order, and each order would be a graph of its own.
+    names = sorted(key for key in arrays if key != "ids" and is_row_array(key))
 
     def set_all(table: Table, ids: tf.Tensor, *values: tf.Tensor) -> None:
         rows = _find_or_insert(table, ids)

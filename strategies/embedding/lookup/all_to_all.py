@@ -36,6 +36,10 @@ class AllToAll:
     Args:
       collectives: collectives among the workers.
       wire: form in which values are exchanged.
+
+    Attributes:
+      collectives: see above.
+      wire: see above.
     """
 
     def __init__(self, collectives: Collectives, wire: RowWire):
@@ -75,7 +79,7 @@ class SentKeys:
 
     def __init__(self, collectives: Collectives, wire: RowWire, exchange: Exchange):
         self._collectives = collectives
-        self.wire = wire
+        self._wire = wire
         self.exchange = exchange
 
     @property
@@ -120,5 +124,5 @@ class SentKeys:
     def _exchange(self, values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         if self._collectives.size == 1:
             return values
-        sent, _ = self._collectives.all_to_all(self.wire.encode(values), counts)
-        return self.wire.decode(sent, values.shape[1])
+        sent, _ = self._collectives.all_to_all(self._wire.encode(values), counts)
+        return self._wire.decode(sent, values.shape[1])

@@ -11,6 +11,10 @@ import numpy as np
 
 Keys = Sequence[np.ndarray]
 
+# A pipeline is a few batches ahead of the steps. Batches that no step takes, because the layer is
+# frozen or a resumed job skips them, must not fill the memory.
+_MOST_BATCHES = 64
+
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
@@ -43,7 +47,7 @@ class BatchKeys:
 
     def __init__(self, replicas: int):
         self.replicas = replicas
-        self._batches: deque[_Batch] = deque()
+        self._batches: deque[_Batch] = deque(maxlen=_MOST_BATCHES)
         self._iterations = 0
         # The place of the batch whose rows were exchanged last.
         self._exchanged: tuple[int, int] | None = None
@@ -92,12 +96,8 @@ class BatchKeys:
         )
 
     def _forget(self, place: tuple[int, int]) -> None:
-        iteration, number = place
-        self._batches = deque(
-            each
-            for each in self._batches
-            if each.place[0] > iteration or (each.place[0] == iteration and each.place[1] > number)
-        )
+        later = [each for each in self._batches if each.place > place]
+        self._batches = deque(later, _MOST_BATCHES)
 
     def clear(self) -> None:
         """Discards the rows that were exchanged, because rows have changed other than by steps."""

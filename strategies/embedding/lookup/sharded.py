@@ -163,19 +163,13 @@ class ShardedRouter:
           keys: the keys of the next batches.
 
         Raises:
-          ValueError: if a step was traced before, or a table has an L2 penalty.
+          ValueError: if a step was traced before.
         """
         if self._has_trained:
             raise ValueError(
                 "prefetch_rows must be called before the first training step of a layer, because "
                 "what a step does is fixed by then. Received: a layer that was trained without it. "
                 "Call prefetch_rows before fit, or create the model again."
-            )
-        if self._shard_lookup.has_penalty:
-            raise ValueError(
-                "The rows of a table with an L2 penalty cannot be prefetched by workers in step, "
-                "because the penalty depends on the ids of all workers. Received: a layer with l2. "
-                "Omit prefetch_rows, or l2."
             )
         all_to_all = self._all_to_all
         self._ahead = RowsAhead(keys, all_to_all.collectives, all_to_all.wire, self._shard_lookup)

@@ -31,6 +31,7 @@ slow = pytest.mark.slow
             "a_step_of_a_program_sees_the_steps_before_it",
             "what_is_saved_is_of_one_moment",
             "servers_write_their_rows_where_they_see_the_directory",
+            "tables_of_a_width_share_the_graphs_of_a_load",
         ],
     ),
 )

@@ -153,7 +153,7 @@ def test_below_the_minimum_the_job_fails(job):
     os.kill(int((job.directory / "pid-1").read_text()), signal.SIGTERM)
     code, output = elastic.finish()
     assert code == 1, output
-    assert "1 of the at least 2 workers of --workers 2:4 are left" in output, output
+    assert "must have 2 workers or more with --workers 2:4. Received: 1, after" in output, output
     job.assert_nothing_left()
 
 
