@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -25,7 +26,8 @@ _has_ended: list[bool] = []
 def delete_in_background(iterator: tf.data.Iterator, owner: object) -> None:
     """Deletes an iterator in a thread of its own, once its owner has been deleted.
 
-    When the process ends, it waits for these threads for as long as TensorFlow's tuning may take.
+    When the process ends, it waits for these threads for as long as TensorFlow's tuning may take;
+    if an error ends it, it does not wait.
 
     Args:
       iterator: the iterator. Only the owner may refer to it, and it must not refer to the owner.
@@ -58,6 +60,10 @@ def _delete(delete: Callable[[], None], lock: _thread.LockType) -> None:
 def _wait_at_exit() -> None:
     # See [Note: the end of the interpreter] in utils/background_thread.py.
     _has_ended.append(True)
+    # An error, such as that of a lost worker, must end the process now: others wait for its end. If
+    # a thread returns from TensorFlow in just that moment, the error ends the process anyway.
+    if hasattr(sys, "last_value"):
+        return
     end = time.monotonic() + _SECONDS_TO_END
     for lock in tuple(_running):
         lock.acquire(timeout=max(end - time.monotonic(), 0))

@@ -43,28 +43,41 @@ def test_an_iterator_is_deleted_after_its_owner_by_another_thread():
     assert by != [threading.get_ident()]
 
 
+PROGRAM = """
+import time
+from strategies.data.iterator_deletion import delete_in_background
+class Iterator:
+    def __del__(self):
+        time.sleep({seconds})
+        print("deleted", flush=True)
+class Owner:
+    pass
+owner, kept = Owner(), Owner()
+for each in (owner, kept):
+    delete_in_background(Iterator(), each)
+del owner, each
+print("ending", flush=True)
+"""
+
+
 def test_python_ends_after_the_deletions(forked, tmp_path):
     """A thread that TensorFlow lets go of while Python ends would abort the process."""
     program = tmp_path / "program.py"
-    program.write_text(
-        "import time\n"
-        "from strategies.data.iterator_deletion import delete_in_background\n"
-        "class Iterator:\n"
-        "    def __del__(self):\n"
-        "        time.sleep(1)\n"
-        "        print('deleted', flush=True)\n"
-        "class Owner:\n"
-        "    pass\n"
-        "owner, kept = Owner(), Owner()\n"
-        "for each in (owner, kept):\n"
-        "    delete_in_background(Iterator(), each)\n"
-        "del owner, each\n"
-        "print('ending', flush=True)\n"
-    )
+    program.write_text(PROGRAM.format(seconds=1))
     job = forked.popen([forked.python, str(program)])
     code, output = forked.finish(job, timeout=60)
     assert code == 0, output
     assert output.splitlines()[:2] == ["ending", "deleted"], output
+
+
+def test_an_error_does_not_wait_for_a_deletion(forked, tmp_path):
+    """Such as that of a lost worker, whose job ends when all others have ended."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(seconds=120) + "del kept\nraise ValueError('lost')\n")
+    job = forked.popen([forked.python, str(program)])
+    code, output = forked.finish(job, timeout=60)
+    assert code == 1, output
+    assert output.splitlines()[-1] == "ValueError: lost", output
 
 
 @pytest.fixture
