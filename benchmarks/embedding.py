@@ -4,23 +4,28 @@
     $ .venv/bin/python benchmarks/embedding.py tiny --scale 10 --torch ~/torch/bin/python
     $ .venv/bin/python benchmarks/embedding.py tiny --scale 1 --workers 4 --alone
     $ .venv/bin/python benchmarks/embedding.py prefetch --delays 0 5
+    $ sudo .venv/bin/python benchmarks/embedding.py lockstep --delays 0 5
     $ .venv/bin/python benchmarks/embedding.py placement --workers 2
 
 `rows` times a step of 4096 ids in a table of ten thousand rows and in one of ten million. `tiny` is
 NVIDIA's synthetic model of that name, 55 tables and 85 ids an example, 4096 examples a step of all
 workers together, with Adagrad; `--scale 10` divides its 70 million rows by ten. `prefetch` times a
 step of 1024 examples with 26 ids each, in mode "half_async", with and without `prefetch_rows`;
-every byte takes `--delays` milliseconds to the parameter server and as many back. `placement` times
-small tables that are sharded and such that every worker has a copy of.
+every byte takes `--delays` milliseconds to the parameter server and as many back. `lockstep` does
+the same with two workers that train in step on two hosts, `--delays` milliseconds from each other;
+the hosts are namespaces of this machine, which root makes. `placement` times small tables that are
+sharded and such that every worker has a copy of.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 from turns import PEERS, System, measured, on_workers, parser, report
 
-WHAT = ("rows", "tiny", "prefetch", "placement")
+WHAT = ("rows", "tiny", "prefetch", "lockstep", "placement")
 # Rows of a table, examples a step, and tables.
 SMALL_TABLES = ((100, 256, 1), (1000, 4096, 1), (1000, 1024, 8))
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
@@ -56,6 +61,13 @@ def main() -> None:
         for delay in given.delays:
             print(f"\nA parameter server {delay} ms away:\n")
             show(of_prefetch(given, delay), given)
+    if not given.what or "lockstep" in given.what:
+        if os.geteuid() == 0:
+            for delay in given.delays:
+                print(f"\nTwo workers {delay} ms from each other:\n")
+                show(of_lockstep(given, delay), given)
+        else:
+            print("Left out: two hosts are namespaces with networks of their own, made by root.")
     if not given.what or "placement" in given.what:
         for rows, batch, tables in SMALL_TABLES:
             print(f"\nTables of {rows} rows: {tables}, with {batch} examples a step:\n")
@@ -130,6 +142,17 @@ def of_prefetch(given: argparse.Namespace, delay: str) -> list[System]:
     names = {"prefetched": "with prefetch_rows", "plain": "without"}
     return [
         on_workers(text, 1, program, way, delay, *_short(given), ps=1)
+        for way, text in names.items()
+    ]
+
+
+def of_lockstep(given: argparse.Namespace, delay: str) -> list[System]:
+    """Returns the ways to exchange rows between two hosts that are so far from each other."""
+    distant = [sys.executable, PEERS / "distant.py", delay]
+    step = [sys.executable, PEERS / "prefetch_step.py"]
+    names = {"prefetched": "this package, with prefetch_rows", "plain": "this package, without"}
+    return [
+        System(text, tuple(map(str, [*distant, *step, way, *_short(given)])))
         for way, text in names.items()
     ]
 

@@ -115,7 +115,8 @@ def check_gradients_that_16_bits_do_not_hold_are_rounded_on_the_way_only():
     exact = Trained(strategy, **options).train()
     if is_in_step:
         np.testing.assert_allclose(short.rows()[1], exact.rows()[1], rtol=0.02, atol=2e-3)
-    if n > 1:
+    # In "geo" all workers train with the same part of a batch: a row is twice a number of 16 bits.
+    if n > 1 and mode != "geo":
         assert (short.rows()[1].view(np.uint32) & 0xFFFF != 0).any()
 
 

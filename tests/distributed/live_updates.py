@@ -28,7 +28,7 @@ has_servers = hasattr(strategy.extended, "servers")
 @functools.cache
 def trained():
     with strategy.scope():
-        trained = Trained(api, shares=not has_servers)
+        trained = Trained(api, shares=not has_servers, evicts_in_steps=mode != "geo")
     fit(trained)
     return trained
 

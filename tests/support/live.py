@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,15 +21,19 @@ class Trained:
     Args:
       api: "keras" or "tf_keras".
       shares: whether there is a table in which ids share a row, which servers do not have.
+      evicts_in_steps: whether some tables remove rows in steps, which workers that train rows
+        themselves cannot do.
     """
 
-    def __init__(self, api: str, shares: bool = True):
+    def __init__(self, api: str, shares: bool = True, evicts_in_steps: bool = True):
         self._keras = keras = importlib.import_module(api)
+        bounded: dict[str, Any] = {"input_dim": 60, "overflow": "evict"} if evicts_in_steps else {}
+        every = 2 if evicts_in_steps else None
         tables = {
             "user": TableConfig("users", 3, embeddings_initializer="normal",
                                 eviction=Eviction(age=4)),
-            "item": TableConfig("items", 2, 60, overflow="evict"),
-            "page": TableConfig("pages", 3, eviction=Eviction(age=3, every=2)),
+            "item": TableConfig("items", 2, **bounded),
+            "page": TableConfig("pages", 3, eviction=Eviction(age=3, every=every)),
             "word": TableConfig("words", 3, 24, overflow="share"),
         }  # fmt: skip
         self._names = [name for name in tables if shares or name != "word"]

@@ -96,7 +96,16 @@ def test_with_features_the_dtypes_are_those_of_the_tables():
     [(2, 1), pytest.param(4, 1, marks=SLOW), pytest.param(1, 2, marks=SLOW)],
     ids=["2", "4", "1 of 2 replicas"],
 )
-@pytest.mark.parametrize("check", checks_of(PROGRAM))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        PROGRAM,
+        slow=[
+            "gradients_that_16_bits_do_not_hold_are_rounded_on_the_way_only",
+            "tables_of_different_dtypes_are_in_one_layer",
+        ],
+    ),
+)
 def test_on_workers(run_check, check, workers, replicas):
     run_check(check, "sync", replicas, workers=workers)
 

@@ -56,7 +56,17 @@ def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, 
         ),
     ],
 )
-@pytest.mark.parametrize("check", checks_of("servers_geo_rows.py"))
+@pytest.mark.parametrize(
+    "check",
+    checks_of(
+        "servers_geo_rows.py",
+        slow=[
+            "an_id_is_admitted_by_all_its_occurrences",
+            "each_row_of_a_step_is_penalized_once",
+            "several_steps_in_a_function",
+        ],
+    ),
+)
 def test_workers_train_rows_between_exchanges(run_check, check, api, workers, ps, replicas, cache):
     run_check(check, api, replicas, cache, workers=workers, ps=ps)
 

@@ -21,6 +21,7 @@ slow = pytest.mark.slow
     checks_of(
         "rows_ahead.py",
         slow=[
+            "no_bit_differs",
             "rows_in_16_bits",
             "ids_that_have_to_be_admitted",
             "a_full_table",
