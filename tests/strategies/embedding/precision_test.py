@@ -111,7 +111,7 @@ def test_on_workers(run_check, check, workers, replicas):
 
 
 @SLOW
-@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+@pytest.mark.parametrize("mode", ["sync", "half_async", "geo"])  # "async" is as "half_async" here
 @pytest.mark.parametrize("check", checks_of(PROGRAM))
 def test_on_servers(run_check, check, mode):
     run_check(check, mode, 1, ps=2)

@@ -4,18 +4,8 @@ import pytest
 
 from tests.support.check_jobs import checks_of
 
-slow = pytest.mark.slow
 
-
-@pytest.mark.parametrize(
-    ("communication", "workers", "replicas"),
-    [
-        ("tensorflow", 2, 1),
-        pytest.param("tensorflow", 3, 2, marks=slow),
-        pytest.param("horovod", 2, 1, marks=slow),
-    ],
-    indirect=["communication"],
-)
+@pytest.mark.parametrize("communication", ["tensorflow"], indirect=True)
 @pytest.mark.parametrize(
     "check",
     checks_of(
@@ -32,5 +22,21 @@ slow = pytest.mark.slow
         ],
     ),
 )
-def test_rows_ahead_change_no_bit(run_check, communication, check, workers, replicas):
+@pytest.mark.usefixtures("communication")
+def test_rows_ahead_change_no_bit(run_check, check):
+    run_check(check, 1, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("communication", "workers", "replicas"),
+    [("tensorflow", 3, 2), ("horovod", 2, 1)],
+    indirect=["communication"],
+)
+@pytest.mark.parametrize(
+    "check",
+    checks_of("rows_ahead.py", only=["rows_that_are_evicted_and_made_again", "a_full_table"]),
+)
+@pytest.mark.usefixtures("communication")
+def test_rows_ahead_of_several_replicas_and_over_horovod(run_check, check, workers, replicas):
     run_check(check, replicas, workers=workers)
