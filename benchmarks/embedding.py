@@ -150,7 +150,7 @@ def of_lockstep(given: argparse.Namespace, delay: str) -> list[System]:
     """Returns the ways to exchange rows between two hosts that are so far from each other."""
     distant = [sys.executable, PEERS / "distant.py", delay]
     step = [sys.executable, PEERS / "prefetch_step.py"]
-    names = {"prefetched": "this package, with prefetch_rows", "plain": "this package, without"}
+    names = {"prefetched": "with prefetch_rows", "plain": "without"}
     return [
         System(text, tuple(map(str, [*distant, *step, way, *_short(given)])))
         for way, text in names.items()

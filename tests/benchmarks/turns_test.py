@@ -174,16 +174,35 @@ def test_the_examples_in_the_sizes_of_tiny_hold(load):
     assert tried and not failed
 
 
+CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+needs_hosts = pytest.mark.skipif(
+    not CAN_MAKE_HOSTS, reason="needs root, ip and tc (Debian: iproute2), unshare"
+)
+
+
 @pytest.mark.slow
 def test_the_embedding_is_measured(forked):
-    command = [forked.python, str(BENCHMARKS / "embedding.py"), "--short", "--rounds", "1"]
-    process = forked.popen([*command, "--alone", "--optimizers", "Adam", "--timeout", "900"])
+    command = [forked.python, str(BENCHMARKS / "embedding.py"), "rows", "tiny", "prefetch"]
+    command += ["placement", "--short", "--rounds", "1", "--alone", "--optimizers", "Adam"]
+    process = forked.popen([*command, "--timeout", "900"])
     output, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, output
     lines = [line for line in output.splitlines() if line.startswith("| this package, ")]
     assert len(lines) == 5, output  # rows, Tiny, and three sizes of small tables
     assert not any(" - " in line for line in lines), output
     forked.assert_nothing_left()
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_rows_ahead_between_two_hosts_are_measured(job):
+    command = [job.python, str(BENCHMARKS / "embedding.py"), "lockstep", "--delays", "1"]
+    process = job.popen([*command, "--short", "--rounds", "1", "--timeout", "300"])
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    found = re.findall(r"^\| (with prefetch_rows|without) \| [\d.]+", output, re.M)
+    assert found == ["with prefetch_rows", "without"], output
+    job.assert_nothing_left()
 
 
 @pytest.mark.slow
@@ -208,12 +227,6 @@ def test_sums_in_shared_memory_are_measured(forked):
     assert code == 0, output
     assert len(re.findall(r"^\| [23] \| 1 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", output, re.M)) == 2
     forked.assert_nothing_left()
-
-
-CAN_MAKE_HOSTS = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
-needs_hosts = pytest.mark.skipif(
-    not CAN_MAKE_HOSTS, reason="needs root, ip and tc (Debian: iproute2), unshare"
-)
 
 
 @pytest.mark.slow
