@@ -11,12 +11,13 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
+
+from strategies.utils.background_thread import is_ending_by_error
 
 _SECONDS_TO_END = 70.0  # the tuning sleeps for up to 60
 _running: set[_thread.LockType] = set()  # held by the threads that delete
@@ -62,7 +63,7 @@ def _wait_at_exit() -> None:
     _has_ended.append(True)
     # An error, such as that of a lost worker, must end the process now: others wait for its end. If
     # a thread returns from TensorFlow in just that moment, the error ends the process anyway.
-    if hasattr(sys, "last_value"):
+    if is_ending_by_error():
         return
     end = time.monotonic() + _SECONDS_TO_END
     for lock in tuple(_running):

@@ -40,7 +40,7 @@ from strategies.diagnostics.waits import (
     samples_of,
     watch_waits,
 )
-from strategies.utils.background_thread import BackgroundThread
+from strategies.utils.background_thread import BackgroundThread, is_ending_by_error
 from tf_config import Address, ClusterSpec, Task
 from tf_config.launcher.progress_file import Sample
 from tf_config.launcher.settings import STEP_TIMEOUT_VARIABLE
@@ -241,7 +241,7 @@ class Watchdog:
         self._request.stop()
         end_epoch()
         is_reached = self._publish(State(ended=True, begun=self.operations.begun()))
-        if hasattr(sys, "last_value"):  # set by an error that ends the script
+        if is_ending_by_error():
             self._explain(is_reached)
             return
         if not self._needs_all:

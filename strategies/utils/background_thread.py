@@ -20,8 +20,17 @@ How a thread is stopped depends on what it waits for:
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 from collections.abc import Callable
+
+
+def is_ending_by_error() -> bool:
+    """Returns whether an error ends this program; only for functions that Python runs at its exit.
+
+    Python keeps the error that has ended a script. What others wait for must not wait then.
+    """
+    return hasattr(sys, "last_value")
 
 
 class BackgroundThread:

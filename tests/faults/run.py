@@ -348,14 +348,11 @@ def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
         training = RestartedTasks(job, mode, servers=2, restarts=kills)
         training.wait_until_saved()
         row.seconds += [training.kill_server(chance) for _ in range(kills)]
-        code, output = training.finish()
-        fault = server_faults_in(output, servers=2, kills=kills)
-        row.left += _left(job)
-        if code == 0 and training.starts() == [1, 1]:
-            row.survived += kills
-        row.lost += bool(code == 0 and fault)
-        if row.survived < kills or fault:
-            row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
+        _finish(
+            row, training,
+            lambda output: server_faults_in(output, servers=2, kills=kills),
+            lambda: training.starts() == [1, 1],
+        )  # fmt: skip
     return row
 
 
@@ -367,14 +364,28 @@ def restart_workers(mode: str, kills: int, seed: str, python: str) -> Row:
         training = RestartedTasks(job, mode, servers=2, restarts=kills)
         training.wait_for_steps(50)
         row.seconds += [training.kill_worker(chance) for _ in range(kills)]
-        code, output = training.finish()
-        fault = worker_faults_in(output, training)
-        row.left += _left(job)
-        row.survived += kills if code == 0 and sum(training.kills_of) == kills else 0
-        row.lost += bool(code == 0 and fault)
-        if row.survived < kills or fault:
-            row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
+        _finish(
+            row, training,
+            lambda output: worker_faults_in(output, training),
+            lambda: sum(training.kills_of) == kills,
+        )  # fmt: skip
     return row
+
+
+def _finish(
+    row: Row,
+    training: RestartedTasks,
+    fault_in: Callable[[str], str],
+    has_restarted: Callable[[], bool],
+) -> None:
+    """Waits for the end of a job whose tasks were restarted alone, and adds what came of it."""
+    code, output = training.finish()
+    fault = fault_in(output)
+    row.left += _left(training.job)
+    row.survived += row.tried if code == 0 and has_restarted() else 0
+    row.lost += bool(code == 0 and fault)
+    if row.survived < row.tried or fault:
+        row.errors.append(f"exit code {code}, {training.starts()}, {fault}: {output[-3000:]}")
 
 
 def all_restarts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import time
 
 import tensorflow as tf
@@ -14,6 +13,7 @@ from strategies.collectives.startup.liveness import LivenessWatch
 from strategies.collectives.startup.rendezvous import meeting
 from strategies.collectives.startup.waiting import wait_until
 from strategies.compat.tensorflow import context
+from strategies.utils.background_thread import is_ending_by_error
 from strategies.utils.devices import HOST
 from tf_config import ClusterConfigError, ClusterSpec, Task
 
@@ -77,7 +77,7 @@ def _leave(size: int, watch: LivenessWatch, process: int) -> None:
     if os.getpid() != process:
         return
     watch.stop()
-    if hasattr(sys, "last_value"):  # an error ends this process: no other worker is leaving
+    if is_ending_by_error():  # no other worker is leaving
         return
     with contextlib.suppress(tf.errors.OpError), tf.device(HOST):
         tf.raw_ops.CollectiveReduceV2(
