@@ -63,22 +63,24 @@ def train(job, python_of_lookalikes):
     return run
 
 
-def check(on_gpus, on_cpus, in_step=True):
-    """Checks that replicas are on GPUs, and that numbers are those of CPUs."""
-    for gpu, cpu in zip(on_gpus, on_cpus, strict=True):
-        assert gpu["gpus"] and not cpu["gpus"]
+def check_devices(on_gpus):
+    for gpu in on_gpus:
+        assert gpu["gpus"]
         assert all("GPU" in device for device in gpu["replicas"]), gpu
-        if in_step:
-            names = ("loss", "evaluated", "predicted")
-            assert [gpu[name] for name in names] == [cpu[name] for name in names], (gpu, cpu)
-        else:
-            assert gpu["loss"][-1] < 2.0
+
+
+def check_numbers(on_gpus, on_cpus):
+    for gpu, cpu in zip(on_gpus, on_cpus, strict=True):
+        assert not cpu["gpus"]
+        names = ("loss", "evaluated", "predicted")
+        assert [gpu[name] for name in names] == [cpu[name] for name in names], (gpu, cpu)
 
 
 @pytest.mark.parametrize("words", ONE_PROCESS, ids="-".join)
 def test_two_replicas(train, words):
     (gpus, _), (cpus, _) = train(*words, gpus=2), train(*words, gpus=0)
-    check(gpus, cpus)
+    check_devices(gpus)
+    check_numbers(gpus, cpus)
     (found,) = gpus
     assert len(found["replicas"]) == 2
     if "central" not in words and "dense" in words:
@@ -91,12 +93,14 @@ def test_two_replicas(train, words):
 def test_two_workers_of_one_gpu(train, words):
     is_served = words[1] != "workers"
     under = ("--workers", 2, *(("--ps", 1) if is_served else ()))
-    (gpus, output), (cpus, _) = (
-        train(*words, gpus=2, under=under),
-        train(*words, gpus=0, under=under),
-    )
+    gpus, output = train(*words, gpus=2, under=under)
     assert len(gpus) == 2, output
-    check(gpus, cpus, in_step=words[1] in ("workers", "sync"))
+    check_devices(gpus)
+    if words[1] in ("workers", "sync"):
+        cpus, _ = train(*words, gpus=0, under=under)
+        check_numbers(gpus, cpus)
+    else:  # no two runs have the same numbers
+        assert all(gpu["loss"][-1] < 2.0 for gpu in gpus), output
     if not is_served:
         shares = "NCCL for sums of floats, .*; for everything else shared memory"
         assert bool(re.search(shares, output)) == ("ring" not in words), output

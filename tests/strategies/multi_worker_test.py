@@ -117,7 +117,7 @@ def test_after_a_step_that_failed_midway_workers_do_not_go_on(forked, next_step)
 
 @pytest.mark.parametrize(
     ("communication", "workers"),
-    [("horovod", 3), ("horovod", 4), ("tensorflow", 3)],
+    [("horovod", 3), ("tensorflow", 4)],
 )
 @pytest.mark.parametrize("check", checks_of("collectives.py", marks=SLOW))
 def test_collectives_on_hosts_of_two_workers(forked, run_check, check, communication, workers):

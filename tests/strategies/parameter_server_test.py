@@ -168,7 +168,6 @@ def test_every_optimizer_works_or_is_refused_by_name(run_check, check, keras, mo
             "half_async", 50, 2, 1, {"num_replicas": 2, "compression": "fp16"}, marks=slow
         ),
         pytest.param("geo", 12, 3, 1, {"geo_steps": 2}, marks=slow),
-        pytest.param("geo", 12, 1, 2, {"geo_steps": 2}, marks=slow),
     ],
 )
 @pytest.mark.parametrize("check", checks_of("servers_counting.py"))
@@ -182,10 +181,8 @@ def test_no_change_is_lost_and_staleness_is_bounded(
     ("keras", "mode", "workers", "options"),
     [
         ("keras", "async", 2, {}),
-        pytest.param("keras", "async", 1, {}, marks=slow),
         pytest.param("keras", "geo", 2, {}, marks=slow),
         pytest.param("tf_keras", "half_async", 2, {"num_replicas": 2}, marks=slow),
-        pytest.param("keras", "sync", 2, {}, marks=slow),
         pytest.param("keras", "sync", 2, {"num_replicas": 2}, marks=slow),
     ],
 )

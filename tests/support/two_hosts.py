@@ -11,13 +11,14 @@ import fcntl
 import heapq
 import os
 import random
-import select
 import struct
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tf_config.launcher.descriptors import wait_for_descriptors
 
 _TUN = Path("/dev/net/tun")
 _TUNSETIFF, _TAP_WITHOUT_HEADER = 0x400454CA, 0x0002 | 0x1000  # linux/if_tun.h
@@ -65,8 +66,7 @@ class Wire:
     def _carry(self) -> None:
         while not self._stopped:
             wait = self._flying[0][0] - time.monotonic() if self._flying else 0.1
-            readable, _, _ = select.select(self._ends, [], [], min(max(wait, 0.0), 0.1))
-            for end in readable:
+            for end in wait_for_descriptors(self._ends, min(max(wait, 0.0), 0.1)):
                 self._send(os.read(end, _FRAME_BYTES), self._ends[end == self._ends[0]])
             while self._flying and self._flying[0][0] <= time.monotonic():
                 _, _, end, frame = heapq.heappop(self._flying)

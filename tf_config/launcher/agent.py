@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 from tf_config.builder import free_ports
 from tf_config.launcher.agent_messages import message
 from tf_config.launcher.commands import cores, gpus
+from tf_config.launcher.descriptors import wait_for_descriptors
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.orphan_reaper import OrphanReaper
 from tf_config.launcher.process_memory import resident_of
@@ -152,15 +152,15 @@ class _Relay:
         self._diagnosis.sample_memory(self._session.popen.pid)
         # While the pipe to the launcher is full, the program's output is not read.
         sources = [_INPUT] if self._pending else [_INPUT, self._session.terminal]
-        readable, _, _ = select.select(sources, [_OUTPUT] if self._pending else [], [], timeout)
-        if _INPUT in readable:
+        ready = wait_for_descriptors(sources, timeout, [_OUTPUT] if self._pending else [])
+        if _INPUT in ready:
             self._take_input(os.read(_INPUT, 1 << 12))
         if not self._pending and time.monotonic() >= self._next_metrics:
             self._next_metrics = time.monotonic() + _METRICS_SECONDS
             self._pending = self._metrics()
         elif not self._pending and not self._notes.empty():
             self._pending = f"tf-config: {self._notes.get()}\n".encode()
-        elif self._session.terminal in readable:
+        elif self._session.terminal in ready:
             self._pending = self._session.read()
             self._diagnosis.observe_output(self._pending.decode(errors="replace"))
             if not self._pending:
@@ -198,7 +198,7 @@ class _Relay:
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._session.popen.poll() is None and time.monotonic() < deadline:
             # Discards output, so that a program that writes while it ends is not blocked.
-            if select.select([self._session.terminal], [], [], 0.1)[0]:
+            if wait_for_descriptors([self._session.terminal], 0.1):
                 self._session.read()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import select
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from tf_config.address import Address
 from tf_config.cluster import ClusterSpec, Task, TFConfig
 from tf_config.errors import ClusterConfigError, quoted
+from tf_config.launcher.descriptors import wait_for_descriptors
 from tf_config.rendezvous.messages import LONGEST_MESSAGE, Unsigned, decode, encode
 from tf_config.rendezvous.waiting import Deadline
 from tf_config.secret import SECRET_VARIABLE
@@ -293,7 +293,7 @@ class TakenPlace:
         """Returns why the job ends this worker: `OVER`, `RESTARTS` or a text; None if it runs."""
         if self._connection is None or self._lines is None:
             return None
-        if not select.select([self._connection], [], [], 0)[0]:
+        if not wait_for_descriptors([self._connection], 0):
             return None
         try:
             return str(self._lines.next()["end"])

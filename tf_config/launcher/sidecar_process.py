@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from tf_config.cluster import Task
 from tf_config.errors import ClusterConfigError
+from tf_config.launcher.descriptors import wait_for_descriptors
 from tf_config.launcher.metrics import MetricsPage, TaskMetrics
 from tf_config.launcher.process_memory import resident_of
 from tf_config.launcher.progress_file import ProgressFile
@@ -118,4 +118,4 @@ def _end_check_of(pid: int) -> Callable[[], bool]:
             return not os.path.exists(f"/proc/{pid}/fd")
 
         return is_gone
-    return lambda: bool(select.select([descriptor], [], [], _POLL_SECONDS)[0])
+    return lambda: bool(wait_for_descriptors([descriptor], _POLL_SECONDS))

@@ -12,6 +12,7 @@ import os
 import platform
 import select
 import sys
+import weakref
 from pathlib import Path
 
 from absl import logging
@@ -47,11 +48,8 @@ class OwnMemory:
 
     def __init__(self) -> None:
         self.number = os.memfd_create("keras_strategies", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.number, _VIRTUAL_BYTES)
-        except OSError:
-            os.close(self.number)
-            raise
+        _close_with(self, self.number)
+        os.ftruncate(self.number, _VIRTUAL_BYTES)
 
     @classmethod
     def create(cls) -> OwnMemory | None:
@@ -79,10 +77,12 @@ class PeerMemory:
     """
 
     def __init__(self, process: int, number: int):
-        self._process = os.pidfd_open(process)
+        end = os.pidfd_open(process)
+        _close_with(self, end)
         self._ended = select.poll()
-        self._ended.register(self._process, select.POLLIN)
+        self._ended.register(end, select.POLLIN)
         self._file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        _close_with(self, self._file)
 
     def map(self, start: int, length: int) -> mmap.mmap:
         """Returns a part of the block for reading; `start` is a multiple of the page size."""
@@ -91,3 +91,8 @@ class PeerMemory:
     def has_ended(self) -> bool:
         """Returns whether the other process has ended."""
         return bool(self._ended.poll(0))
+
+
+def _close_with(memory: OwnMemory | PeerMemory, descriptor: int) -> None:
+    """Closes a file descriptor when a block's object is deleted; parts that are mapped stay."""
+    weakref.finalize(memory, os.close, descriptor).atexit = False

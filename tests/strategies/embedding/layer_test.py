@@ -77,7 +77,6 @@ def test_the_life_of_rows(run_check, check, api, workers):
 @pytest.mark.parametrize(
     ("api", "numbers"),
     [
-        pytest.param("keras", (1, 2), marks=SLOW),
         pytest.param("keras", (1, 4, 2, 1), marks=SLOW),
         pytest.param("tf_keras", (1, 2), marks=SLOW),
     ],

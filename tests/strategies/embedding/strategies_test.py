@@ -61,7 +61,7 @@ def cases(draw):
 
 @pytest.mark.slow
 @settings(
-    max_examples=2,
+    max_examples=1,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],

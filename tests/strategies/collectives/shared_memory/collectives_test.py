@@ -167,3 +167,21 @@ def test_nothing_has_a_name_that_could_be_left_behind():
     memory = OwnMemory()
     memory.map(0, 4096)[0] = 1
     assert os.listdir("/dev/shm") == before
+
+
+def test_a_block_has_no_open_file_once_it_is_deleted():
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    memory = OwnMemory()
+    peer = PeerMemory(os.getpid(), memory.number)
+    part = peer.map(0, 4096)
+    assert count() > before
+    memory.map(0, 4096)[0] = 7
+    del memory, peer
+    assert part[0] == 7  # what is mapped stays
+    with pytest.raises(OSError, match="No such file"):
+        PeerMemory(os.getpid(), 1 << 20)
+    part.close()
+    assert count() == before

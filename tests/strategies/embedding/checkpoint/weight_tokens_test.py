@@ -57,8 +57,7 @@ def test_in_one_process(run_check, check, api, kind):
     ("api", "workers", "ps", "mode"),
     [
         ("keras", 2, 0, "sync"),
-        pytest.param("tf_keras", 2, 0, "sync", marks=slow),
-        pytest.param("keras", 2, 2, "sync", marks=slow),
+        pytest.param("tf_keras", 2, 2, "sync", marks=slow),
         pytest.param("keras", 1, 1, "async", marks=slow),
     ],
 )
