@@ -1,31 +1,72 @@
-"""What the page of metrics costs: the time of small steps with and without it, in turn.
+"""What the page of metrics costs: the time of steps with and without it, in turn.
 
     $ .venv/bin/python benchmarks/monitoring.py --rounds 5
 
-Two workers train a small network by `fit`, so that a step takes little more than what is around it.
-The page is fetched once a second, as no Prometheus does it so often.
+Two workers train by `fit`: a small network, so that a step takes little more than what is around
+it, and a larger one. This process fetches the page once a second, as no Prometheus does it so
+often.
 """
 
 from __future__ import annotations
+
+import argparse
+import contextlib
+import threading
+import urllib.request
+from collections.abc import Iterator
 
 from turns import PEERS, measured, on_workers, parser, report
 
 from tf_config.builder import free_ports
 
+UNITS = {"A small network": 32, "A larger one": 768}
+
 
 def main() -> None:
     given = parser(__doc__.splitlines()[0]).parse_args()
+    for name, units in UNITS.items():
+        print(f"\n{name}, of {units} units:\n")
+        compare(given, units)
+
+
+def compare(given: argparse.Namespace, units: int) -> None:
     (port,) = free_ports(1, "")
-    program = [PEERS / "small_steps.py", *(["--short"] * given.short)]
+    program = [PEERS / "small_steps.py", units, *(["--short"] * given.short)]
+    metrics = ("--metrics-port", port)
     systems = [
         on_workers("this package, fit", given.workers, *program),
         on_workers(
-            "this package, fit, --metrics-port", given.workers, *program, port,
-            options=("--metrics-port", port),
+            "this package, fit, --metrics-port", given.workers, *program, options=metrics
         ),
     ]  # fmt: skip
-    found = measured(systems, given.rounds, given.timeout)
+    with fetched(port) as pages:
+        found = measured(systems, given.rounds, given.timeout)
     report(given, found, less_is_better=True, unit="ms")
+    if not given.short and not any(b"keras_strategies_steps_total" in each for each in pages):
+        raise RuntimeError(f"The page must have the number of steps. Received: {pages[-1:]}.")
+
+
+@contextlib.contextmanager
+def fetched(port: int) -> Iterator[list[bytes]]:
+    """Fetches the page once a second while the block runs, if a program serves it."""
+    pages: list[bytes] = []
+    ended = threading.Event()
+
+    def fetch() -> None:
+        while not ended.wait(1.0):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=1) as page,
+            ):
+                pages.append(page.read())
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        yield pages
+    finally:
+        ended.set()
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -76,10 +76,14 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.reshape(content, [-1, _WORD_BYTES]), tf.int32)
 
 
+def element_bytes(dtype: tf.DType) -> int:
+    """Returns the number of bytes of one value in `to_words`."""
+    return 1 if dtype == tf.bool else dtype.size
+
+
 def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the number of bytes of a tensor's values as an int64 scalar."""
-    each = 1 if tensor.dtype == tf.bool else tensor.dtype.size
-    return tf.size(tensor, tf.int64) * each
+    return tf.size(tensor, tf.int64) * element_bytes(tensor.dtype)
 
 
 def to_bytes(words: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,8 @@ They use TensorFlow's ring algorithms over gRPC between CPUs, and NCCL for sums 
 TensorFlow matches the workers' parts of an operation by two keys, group and instance. Here the
 group key identifies the kind and dtype of the operation, and the instance key is the number of
 values. So a key always has the same shape, as TensorFlow requires, and can be reused; for each new
-key, TensorFlow asks the first worker and keeps a kilobyte forever. Tested with TensorFlow 2.21.0.
+key, TensorFlow asks the first worker and keeps a kilobyte forever. So vectors whose lengths differ
+from step to step are padded to one of few lengths. Tested with TensorFlow 2.21.0.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import AllToAllViaAllGather, StreamKeeper
+from strategies.collectives.base import StreamKeeper
 from strategies.collectives.dtypes import (
     all_reduce_as_vector,
     all_reduce_by_dtype,
     bytes_of,
+    element_bytes,
     from_bytes,
     reshape_like,
     to_bytes,
@@ -42,13 +44,17 @@ _KINDS = (
 # The first group key within a process, and the highest number of workers with distinct keys.
 _IN_PROCESS, _WORKERS = 1 << 20, 1 << 10
 
+# The lengths of padded vectors, in ascending order. From 16 on, each exceeds the one before it by
+# at most a sixteenth.
+_LENGTHS = sorted({(16 + part) << octave >> 4 for octave in range(48) for part in range(16)})
+
 # A stream is a sequence of operations. All workers create their streams in the same order.
 _stream_numbers = itertools.count()
 # The collectives that this process has started.
 _started: dict[tuple[Any, ...], TensorFlowCollectives] = {}
 
 
-class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
+class TensorFlowCollectives(StreamKeeper):
     """Collectives among all workers of a cluster over TensorFlow; created by `start`.
 
     An operation begins when the previous one has ended on this worker, also in functions: each
@@ -153,16 +159,33 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
             rows, lengths = tf.unstack(
                 tf.reshape(self._all_gather_vector(own), [self.size, 2]), axis=1
             )
-            words = to_words(tensor)
-            # TensorFlow can only gather vectors of equal length, and the instance key is the
-            # length. So all workers pad to the longest, which has the same key on all of them.
-            longest = (tf.reduce_max(lengths) + 3) // 4
-            words = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
-            contents = to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
+            contents = self._all_gather_bytes(tensor, lengths)
             parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
-            values = from_bytes(tf.concat(parts, 0), tensor.dtype)
-            shape = tf.concat([[tf.reduce_sum(rows)], tf.shape(tensor, tf.int64)[1:]], 0)
-            return tf.ensure_shape(tf.reshape(values, shape), [None, *tensor.shape[1:]])
+            return _joined(parts, tf.reduce_sum(rows), tensor)
+
+    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows that the workers sent to this one; see `Collectives`.
+
+        Every worker receives all rows and keeps its own: with N workers, N times the traffic.
+        """
+        with self._device_of_words():
+            # The lengths of all tensors follow from the counts: to gather them as `all_gather` does
+            # would take one more round trip.
+            sent = tf.reshape(
+                self._all_gather_vector(tf.cast(counts, tf.int32)), [self.size, self.size]
+            )
+            row = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:]) * element_bytes(tensor.dtype)
+            # The rows of a sender are ordered by receiver.
+            ends = tf.cumsum(tf.cast(sent, tf.int64), axis=1) * row
+            starts = ends - tf.cast(sent, tf.int64) * row
+            contents = self._all_gather_bytes(tensor, ends[:, -1])
+            parts = [
+                contents[rank, starts[rank, self.rank] : ends[rank, self.rank]]
+                for rank in range(self.size)
+            ]
+            received = sent[:, self.rank]
+            rows = _joined(parts, tf.reduce_sum(tf.cast(received, tf.int64)), tensor)
+            return rows, tf.cast(received, counts.dtype)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
@@ -182,6 +205,20 @@ class TensorFlowCollectives(StreamKeeper, AllToAllViaAllGather):
         operation, so each step of the conversion to words could copy them.
         """
         return contextlib.nullcontext() if self._at_device else tf.device(HOST)
+
+    def _all_gather_bytes(self, tensor: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of all workers' tensors, [size, n], padded with zeros.
+
+        Args:
+          tensor: this worker's tensor.
+          lengths: [size], the number of bytes of each worker's tensor.
+        """
+        words = to_words(tensor)
+        # TensorFlow can only gather vectors of equal length, and the instance key is the length. So
+        # all workers pad to the same length, which gives them the same key.
+        length = _padded_length((tf.reduce_max(lengths) + 3) // 4)
+        words = tf.pad(words, [[0, length - tf.size(words, tf.int64)]])
+        return to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
         return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
@@ -240,6 +277,20 @@ register(
         TensorFlowCollectives.start,
     )
 )  # fmt: skip
+
+
+def _padded_length(length: tf.Tensor) -> tf.Tensor:
+    """Returns the smallest of `_LENGTHS` that is at least an int64 length; 0 for 0."""
+    lengths = tf.constant(_LENGTHS, tf.int64)
+    found = tf.gather(lengths, tf.searchsorted(lengths, tf.reshape(length, [1])))[0]
+    return tf.where(length > 0, found, 0)
+
+
+def _joined(parts: Sequence[tf.Tensor], rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Returns the rows that bytes represent, with the dtype and the inner shape of `like`."""
+    values = from_bytes(tf.concat(parts, 0), like.dtype)
+    shape = tf.concat([[rows], tf.shape(like, tf.int64)[1:]], 0)
+    return tf.ensure_shape(tf.reshape(values, shape), [None, *like.shape[1:]])
 
 
 def _pad_if_empty(vector: tf.Tensor) -> tf.Tensor:

@@ -52,6 +52,32 @@ def check_what_is_gathered_keeps_its_type_with_rows_or_without():
     assert all_gather(tf.zeros([rank + 1, 0])).shape == [total, 0]
 
 
+def check_rows_go_to_the_worker_that_they_are_for():
+    to = np.array([(rank + worker) % 3 for worker in range(n)])
+    received = np.array([(worker + rank) % 3 for worker in range(n)])
+    mine = np.repeat(10 * rank + np.arange(n), to)
+    expected = np.repeat(10 * np.arange(n) + rank, received)
+
+    @tf.function(reduce_retracing=True)
+    def in_function(rows, counts):
+        return workers.all_to_all(rows, counts)
+
+    for dtype in TYPES:
+        for inner in ([], [3], [2, 3]):
+            one = [1] * len(inner)
+            rows, wanted = (
+                tf.cast(tf.tile(tf.reshape(each, [-1, *one]), [1, *inner]), dtype)
+                for each in (mine, expected)
+            )
+            for call in (workers.all_to_all, in_function)[: 1 + (inner == [3])]:
+                found, counts = call(rows, tf.constant(to, tf.int32))
+                assert found.dtype == rows.dtype and found.shape == wanted.shape
+                np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+                np.testing.assert_array_equal(counts, received)
+    nothing, _ = workers.all_to_all(tf.zeros([0, 2]), tf.zeros([n], tf.int32))
+    assert nothing.shape == [0, 2]
+
+
 def check_strings_are_refused():
     for call in (workers.all_gather, workers.broadcast):
         with raises(ValueError, "Received: string."):

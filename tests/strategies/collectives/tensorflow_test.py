@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.dtypes import from_bytes, to_bytes, to_words
-from strategies.collectives.tensorflow import TensorFlowCollectives
+from strategies.collectives.tensorflow import _LENGTHS, TensorFlowCollectives, _padded_length
 from strategies.compat.tensorflow import CommunicationOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
@@ -110,3 +110,11 @@ def test_bytes_stand_for_the_same_values(dtype, length):
 def test_text_is_refused():
     with pytest.raises(ValueError, match=r"Received: string. .* tf.io.decode_raw"):
         to_words(tf.constant(["text"]))
+
+
+def test_vectors_are_padded_to_few_lengths_and_by_at_most_a_sixteenth():
+    lengths = [*range(70), 127, 128, 129, 10_000, 10_001, 123_456_789]
+    padded = [int(_padded_length(tf.constant(each, tf.int64))) for each in lengths]
+    for length, found in zip(lengths, padded, strict=True):
+        assert length <= found <= 17 / 16 * length
+    assert sum(length <= 10_000 for length in _LENGTHS) < 180
