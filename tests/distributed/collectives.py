@@ -62,18 +62,19 @@ def check_rows_go_to_the_worker_that_they_are_for():
     def in_function(rows, counts):
         return workers.all_to_all(rows, counts)
 
-    for dtype in TYPES:
-        for inner in ([], [3], [2, 3]):
-            one = [1] * len(inner)
-            rows, wanted = (
-                tf.cast(tf.tile(tf.reshape(each, [-1, *one]), [1, *inner]), dtype)
-                for each in (mine, expected)
-            )
-            for call in (workers.all_to_all, in_function)[: 1 + (inner == [3])]:
-                found, counts = call(rows, tf.constant(to, tf.int32))
-                assert found.dtype == rows.dtype and found.shape == wanted.shape
-                np.testing.assert_array_equal(found.numpy(), wanted.numpy())
-                np.testing.assert_array_equal(counts, received)
+    cases = [(dtype, [3], workers.all_to_all) for dtype in TYPES]
+    cases += [("int8", inner, workers.all_to_all) for inner in ([], [2, 3])]
+    cases += [(dtype, [3], in_function) for dtype in ("bool", "int64", "bfloat16")]
+    for dtype, inner, call in cases:
+        one = [1] * len(inner)
+        rows, wanted = (
+            tf.cast(tf.tile(tf.reshape(each, [-1, *one]), [1, *inner]), dtype)
+            for each in (mine, expected)
+        )
+        found, counts = call(rows, tf.constant(to, tf.int32))
+        assert found.dtype == rows.dtype and found.shape == wanted.shape
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+        np.testing.assert_array_equal(counts, received)
     nothing, _ = workers.all_to_all(tf.zeros([0, 2]), tf.zeros([n], tf.int32))
     assert nothing.shape == [0, 2]
 
