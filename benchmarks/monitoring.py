@@ -3,14 +3,15 @@
     $ .venv/bin/python benchmarks/monitoring.py --rounds 5
 
 Two workers train by `fit`: a small network, so that a step takes little more than what is around
-it, and a larger one. This process fetches the page once a second, as no Prometheus does it so
-often.
+it, and a larger one. This process fetches the page once a second, which is more often than
+Prometheus does by default.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def compare(given: argparse.Namespace, units: int) -> None:
             "this package, fit, --metrics-port", given.workers, *program, options=metrics
         ),
     ]  # fmt: skip
-    with fetched(port) as pages:
+    with fetch_every_second(port) as pages:
         found = measured(systems, given.rounds, given.timeout)
     report(given, found, less_is_better=True, unit="ms")
     if not given.short and not any(b"keras_strategies_steps_total" in each for each in pages):
@@ -47,7 +48,7 @@ def compare(given: argparse.Namespace, units: int) -> None:
 
 
 @contextlib.contextmanager
-def fetched(port: int) -> Iterator[list[bytes]]:
+def fetch_every_second(port: int) -> Iterator[list[bytes]]:
     """Fetches the page once a second while the block runs, if a program serves it."""
     pages: list[bytes] = []
     ended = threading.Event()
@@ -55,7 +56,7 @@ def fetched(port: int) -> Iterator[list[bytes]]:
     def fetch() -> None:
         while not ended.wait(1.0):
             with (
-                contextlib.suppress(OSError),
+                contextlib.suppress(OSError, http.client.HTTPException),
                 urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=1) as page,
             ):
                 pages.append(page.read())

@@ -38,7 +38,8 @@ def main() -> int:
             )
             for task in tasks
         ]
-        return max(process.wait() for process in running)
+        codes = [process.wait() for process in running]
+        return int(any(codes))
 
 
 sys.exit(main())

@@ -161,7 +161,7 @@ class TensorFlowCollectives(StreamKeeper):
             )
             contents = self._all_gather_bytes(tensor, lengths)
             parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
-            return _joined(parts, tf.reduce_sum(rows), tensor)
+            return _rows_from_bytes(parts, tf.reduce_sum(rows), tensor)
 
     def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows that the workers sent to this one; see `Collectives`.
@@ -184,7 +184,7 @@ class TensorFlowCollectives(StreamKeeper):
                 for rank in range(self.size)
             ]
             received = sent[:, self.rank]
-            rows = _joined(parts, tf.reduce_sum(tf.cast(received, tf.int64)), tensor)
+            rows = _rows_from_bytes(parts, tf.reduce_sum(tf.cast(received, tf.int64)), tensor)
             return rows, tf.cast(received, counts.dtype)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -286,7 +286,7 @@ def _padded_length(length: tf.Tensor) -> tf.Tensor:
     return tf.where(length > 0, found, 0)
 
 
-def _joined(parts: Sequence[tf.Tensor], rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+def _rows_from_bytes(parts: Sequence[tf.Tensor], rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Returns the rows that bytes represent, with the dtype and the inner shape of `like`."""
     values = from_bytes(tf.concat(parts, 0), like.dtype)
     shape = tf.concat([[rows], tf.shape(like, tf.int64)[1:]], 0)

@@ -1,6 +1,7 @@
 """Sums and exchanges through shared memory, among workers that are threads of this process."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -173,6 +174,7 @@ def test_a_block_has_no_open_file_once_it_is_deleted():
     def count():
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # what other tests have left must not be closed meanwhile
     before = count()
     memory = OwnMemory()
     peer = PeerMemory(os.getpid(), memory.number)
