@@ -20,9 +20,11 @@ from tf_config.errors import ClusterConfigError, quoted
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])")
 # Notes that TensorFlow's C++ code prints at the start of every process, which TF_CPP_MIN_LOG_LEVEL
-# no longer silences (2.21), and its error about GPUs on machines without any. Logs contain them.
-_START_UP_NOTES = re.compile(
-    r"I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
+# no longer silences (2.21), its error about GPUs on machines without any, and the list of modules
+# that Python prints below a fatal error, one line of thousands of characters. Logs contain them.
+_NOISE = re.compile(
+    r"Extension modules: "
+    r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.cc:\d+\] "
     r"|WARNING: All log messages before absl::InitializeLog\(\) is called"
     r"|To enable the following instructions: .* rebuild TensorFlow"
     r"|.*\.cc:\d+\] (Unable to register cu\w+ factory: Attempting|computation placer already reg)"
@@ -196,7 +198,7 @@ class Console:
         """Prints a finished line of a task."""
         if task != self._first and is_of_progress_bar(line):
             return
-        if is_start_up_note(line.text) and self._verbosity < 1:
+        if is_noise(line.text) and self._verbosity < 1:
             return
         wait = _WAITS.match(line.text) if self._is_terminal else None
         if wait is not None:
@@ -393,9 +395,13 @@ def is_of_progress_bar(line: Line) -> bool:
     return line.redrawn or _EPOCH.match(line.text) is not None
 
 
-def is_start_up_note(text: str) -> bool:
-    """Returns whether a line is a note that TensorFlow prints in every process at its start."""
-    return _START_UP_NOTES.match(text) is not None
+def is_noise(text: str) -> bool:
+    """Returns whether a line helps nobody.
+
+    Such are the notes that TensorFlow prints in every process at its start, and the list of all
+    modules that Python prints below a fatal error.
+    """
+    return _NOISE.match(text) is not None
 
 
 def without_escapes(text: str) -> str:

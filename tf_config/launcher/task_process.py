@@ -16,7 +16,7 @@ from tf_config.errors import ClusterConfigError, quoted
 from tf_config.launcher import ssh as remote
 from tf_config.launcher.agent_messages import MessageReader
 from tf_config.launcher.commands import Command
-from tf_config.launcher.console import Line, LineAssembler, TaskLog, is_start_up_note
+from tf_config.launcher.console import Line, LineAssembler, TaskLog, is_noise
 from tf_config.launcher.exit_diagnosis import ExitDiagnosis, describe_exit
 from tf_config.launcher.metrics import TaskMetrics
 from tf_config.launcher.process_memory import resident_of
@@ -141,7 +141,7 @@ class TaskProcess:
             self._note(f"warning: {self.log.path} ends here ({error.strerror}); the job continues")
         if self._diagnosis is not None:
             self._diagnosis.observe_output(line.text)
-        if line.text.strip() and not is_start_up_note(line.text):
+        if line.text.strip() and not is_noise(line.text):
             self.last_lines.append(line.text)
 
     @property

@@ -201,7 +201,7 @@ def test_what_keras_prints_above_a_bar_is_the_first_tasks():
 
 
 @pytest.mark.parametrize(
-    ("text", "is_note"),
+    ("text", "is_noise"),
     [
         ("E0000 00:00:1.2 3 a.cc:8310] Unable to register cuDNN factory: Attempting to", True),
         ("2024-10-25 10:00:00.1: E external/a/cuda_fft.cc:477] Unable to register cuFFT factory: "
@@ -210,10 +210,12 @@ def test_what_keras_prints_above_a_bar_is_the_first_tasks():
         ("E0000 00:00:1795387565.743290   28189 logging_ops.cc:173] from C++", False),
         ("W0000 00:00:1795387565.743290   28189 logging_ops.cc:171] from C++", False),
         ("ERROR:absl:Unable to register", False),
+        ("Extension modules: numpy._core._multiarray_umath, numpy.linalg (total: 2)", True),
+        ("Fatal Python error: Segmentation fault", False),
     ],
 )  # fmt: skip
-def test_errors_are_no_start_up_notes(text, is_note):
-    assert output.is_start_up_note(text) == is_note
+def test_errors_are_no_noise(text, is_noise):
+    assert output.is_noise(text) == is_noise
 
 
 def test_tensorflows_start_up_notes_are_in_the_log_alone(tmp_path):
