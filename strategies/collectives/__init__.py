@@ -1,5 +1,5 @@
 """Collective operations among workers."""
 
-from strategies.collectives.base import Collectives, LocalCollectives
+from strategies.collectives.base import Collectives, LocalCollectives, RowCounts
 
-__all__ = ["Collectives", "LocalCollectives"]
+__all__ = ["Collectives", "LocalCollectives", "RowCounts"]

@@ -18,7 +18,7 @@ dataset is an example.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -39,6 +39,19 @@ class OperationsDifferError(RuntimeError):
             "Either one of them makes other calls, or a step failed on all of them at different "
             "places. Workers cannot continue after that: restart the job from its last checkpoint."
         )
+
+
+class RowCounts(NamedTuple):
+    """How many rows `Collectives.all_to_all` has exchanged.
+
+    Attributes:
+      received: [size], the number of rows from each worker.
+      most: int32, the most rows that one worker has sent to another; 0 if the collectives do not
+        need to know it.
+    """
+
+    received: tf.Tensor
+    most: tf.Tensor
 
 
 class Collectives(Protocol):
@@ -83,13 +96,18 @@ class Collectives(Protocol):
           tensor: a tensor of the same shape and dtype on every worker.
         """
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows that all workers sent to this one, by rank, and their number per worker.
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
+        """Returns the rows that all workers sent to this one, by rank, and their numbers.
 
         Args:
           tensor: the rows to send, ordered by the receiver's rank; only the number of rows may
             differ between workers.
           counts: [size], the number of rows for each worker.
+          known: what this call will return as the numbers, if all workers know it from an exchange
+            of as many rows, or of as many in the other direction. It saves those collectives a
+            round trip that have to agree on the size of messages.
         """
 
 
@@ -140,7 +158,9 @@ class AllToAllViaAllGather:
     size: int
     all_gather: Callable[[tf.Tensor], tf.Tensor]
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         sent = tf.reshape(self.all_gather(counts), [self.size, self.size])
         # Rows are gathered by sender, and those of a sender are ordered by receiver: the sums over
@@ -151,7 +171,7 @@ class AllToAllViaAllGather:
             everything[starts[rank, self.rank] : starts[rank, self.rank] + sent[rank, self.rank]]
             for rank in range(self.size)
         ]
-        return tf.concat(parts, 0), sent[:, self.rank]
+        return tf.concat(parts, 0), RowCounts(sent[:, self.rank], tf.constant(0))
 
 
 class LocalCollectives:
@@ -180,6 +200,8 @@ class LocalCollectives:
         """Returns the tensor."""
         return tensor
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the tensor and the counts."""
-        return tensor, counts
+        return tensor, RowCounts(counts, tf.constant(0))

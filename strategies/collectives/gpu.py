@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives
+from strategies.collectives.base import Collectives, RowCounts
 
 
 class GpuCollectives:
@@ -55,6 +55,8 @@ class GpuCollectives:
         """Returns the first worker's tensor; see `Collectives`."""
         return self.others.broadcast(tensor)
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
-        return self.others.all_to_all(tensor, counts)
+        return self.others.all_to_all(tensor, counts, known)

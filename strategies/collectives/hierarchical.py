@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.collectives.base import NetworkCollectives, StreamKeeper
+from strategies.collectives.base import NetworkCollectives, RowCounts, StreamKeeper
 from strategies.collectives.dtypes import all_reduce_by_dtype, reshape_like
 from strategies.collectives.shared_memory import Host, SharedMemoryCollectives
 
@@ -53,9 +53,11 @@ class HierarchicalCollectives(StreamKeeper):
         """Returns the first worker's tensor; see `Collectives`."""
         return self._network.broadcast(tensor)
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
-        return self._network.all_to_all(tensor, counts)
+        return self._network.all_to_all(tensor, counts, known)
 
     def _all_reduce_group(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]

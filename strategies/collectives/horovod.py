@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import StreamKeeper
+from strategies.collectives.base import RowCounts, StreamKeeper
 from strategies.collectives.dtypes import all_reduce_by_dtype, check_is_numeric
 from strategies.collectives.registry import Backend, register
 from strategies.collectives.startup.rendezvous import serve, wait_for_all
@@ -144,7 +144,9 @@ class HorovodCollectives(StreamKeeper):
         """Returns the first worker's tensor; see `Collectives`."""
         return self._transport("broadcast", self._horovod.broadcast, tensor, root_rank=0)
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         check_is_numeric(tensor.dtype)
         with tf.device(HOST):
@@ -153,7 +155,9 @@ class HorovodCollectives(StreamKeeper):
         sent = tensor if carrier == tensor.dtype else tf.bitcast(tensor, carrier)
         received, splits = self._run_named("all_to_all", self._horovod.alltoall, sent, splits)
         received = received if carrier == tensor.dtype else tf.bitcast(received, tensor.dtype)
-        return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.cast(splits, counts.dtype)
+        counts = tf.cast(splits, counts.dtype)
+        rows = tf.ensure_shape(received, [None, *tensor.shape[1:]])
+        return rows, RowCounts(counts, tf.constant(0))
 
     def _transport(
         self, kind: str, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any

@@ -6,6 +6,10 @@ group key identifies the kind and dtype of the operation, and the instance key i
 values. So a key always has the same shape, as TensorFlow requires, and can be reused; for each new
 key, TensorFlow asks the first worker and keeps a kilobyte forever. So vectors whose lengths differ
 from step to step are padded to one of few lengths. Tested with TensorFlow 2.21.0.
+
+What an operation takes on a slow network is the number of times that one worker waits for another:
+of N workers, a gather takes N - 1, because vectors go round a ring, a sum twice as many, and an
+all-to-all a single one, because it has no ring.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import StreamKeeper
+from strategies.collectives.base import RowCounts, StreamKeeper
 from strategies.collectives.dtypes import (
     all_reduce_as_vector,
     all_reduce_by_dtype,
@@ -39,6 +43,7 @@ _Implementation = tf.distribute.experimental.CommunicationImplementation
 _KINDS = (
     *(("sum", dtype) for dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)),
     ("gather", tf.int32),
+    ("all_to_all", tf.int32),
 )
 
 # The first group key within a process, and the highest number of workers with distinct keys.
@@ -47,6 +52,9 @@ _IN_PROCESS, _WORKERS = 1 << 20, 1 << 10
 # The lengths of padded vectors, in ascending order. From 16 on, each exceeds the one before it by
 # at most a sixteenth.
 _LENGTHS = sorted({(16 + part) << octave >> 4 for octave in range(48) for part in range(16)})
+
+# A sum that is at most as many bytes per other worker is made by each worker of all vectors.
+_GATHERED_BYTES = 1 << 16
 
 # A stream is a sequence of operations. All workers create their streams in the same order.
 _stream_numbers = itertools.count()
@@ -163,29 +171,23 @@ class TensorFlowCollectives(StreamKeeper):
             parts = [contents[rank, : lengths[rank]] for rank in range(self.size)]
             return _rows_from_bytes(parts, tf.reduce_sum(rows), tensor)
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows that the workers sent to this one; see `Collectives`.
-
-        Every worker receives all rows and keeps its own: with N workers, N times the traffic.
-        """
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
+        """Returns the rows that the workers sent to this one; see `Collectives`."""
         with self._device_of_words():
-            # The lengths of all tensors follow from the counts: to gather them as `all_gather` does
-            # would take one more round trip.
-            sent = tf.reshape(
-                self._all_gather_vector(tf.cast(counts, tf.int32)), [self.size, self.size]
-            )
-            row = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:]) * element_bytes(tensor.dtype)
-            # The rows of a sender are ordered by receiver.
-            ends = tf.cumsum(tf.cast(sent, tf.int64), axis=1) * row
-            starts = ends - tf.cast(sent, tf.int64) * row
-            contents = self._all_gather_bytes(tensor, ends[:, -1])
-            parts = [
-                contents[rank, starts[rank, self.rank] : ends[rank, self.rank]]
-                for rank in range(self.size)
-            ]
-            received = sent[:, self.rank]
-            rows = _rows_from_bytes(parts, tf.reduce_sum(tf.cast(received, tf.int64)), tensor)
-            return rows, tf.cast(received, counts.dtype)
+            known = known or self._agree_on_counts(counts)
+            # All workers pad to the same number of rows; four of them are words without a rest.
+            rows = 4 * tf.cast(_padded_length((tf.cast(known.most, tf.int64) + 3) // 4), tf.int32)
+            sent = _to_blocks(tensor, tf.ensure_shape(counts, [self.size]), rows)
+            received = self._run_collective("all_to_all", sent)
+            of_workers = tf.ensure_shape(known.received, [self.size])
+            return _from_blocks(received, of_workers, rows, tensor), known
+
+    def _agree_on_counts(self, counts: tf.Tensor) -> RowCounts:
+        """Returns what all workers' counts are for this one."""
+        sent = tf.reshape(self._all_gather_vector(tf.cast(counts, tf.int32)), [self.size] * 2)
+        return RowCounts(tf.cast(sent[:, self.rank], counts.dtype), tf.reduce_max(sent))
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the first worker's tensor; see `Collectives`."""
@@ -221,21 +223,45 @@ class TensorFlowCollectives(StreamKeeper):
         return to_bytes(tf.reshape(self._all_gather_vector(words), [self.size, -1]))
 
     def _all_reduce_vector(self, vector: tf.Tensor) -> tf.Tensor:
-        return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
+        def sum_in_ring() -> tf.Tensor:
+            return self._run_collective("sum", vector, merge_op="Add", final_op="Id")
+
+        def sum_gathered() -> tf.Tensor:
+            with tf.device(HOST):
+                gathered = tf.reshape(self._all_gather_vector(vector), [self.size, -1])
+                return tf.add_n(tf.unstack(gathered))
+
+        if self._at_device or self._placement("sum", vector.dtype)[1] != "ring":
+            return sum_in_ring()
+        largest = _GATHERED_BYTES // (vector.dtype.size * max(self.size - 1, 1))
+        length = vector.shape[0]
+        if length is not None:
+            return sum_gathered() if 0 < length <= largest else sum_in_ring()
+        # Another worker may have traced the function for a known length, so the rule is the same.
+        with tf.device(HOST):
+            is_short = (tf.size(vector) > 0) & (tf.size(vector) <= largest)
+        return tf.cond(is_short, sum_gathered, sum_in_ring)
 
     def _all_gather_vector(self, vector: tf.Tensor) -> tf.Tensor:
         """Returns the workers' vectors, all of one length, concatenated by rank."""
-        if vector.dtype != tf.int32:
-            return tf.bitcast(
-                tf.reshape(self._all_gather_vector(to_words(vector)), [-1, 2]), vector.dtype
-            )
-        return self._run_collective("gather", vector)
+        if vector.dtype == tf.int32:
+            return self._run_collective("gather", vector)
+        words = tf.reshape(self._all_gather_vector(to_words(vector)), [self.size, -1])
+        content = to_bytes(words)[:, : bytes_of(vector)]
+        return from_bytes(tf.reshape(content, [-1]), vector.dtype)
 
     def _run_collective(self, kind: str, vector: tf.Tensor, **attributes: Any) -> tf.Tensor:
-        """Runs a collective operation of TensorFlow on vectors of one dtype and length."""
+        """Runs a collective operation of TensorFlow on tensors of one dtype and shape.
+
+        Args:
+          kind: one of `_KINDS`.
+          vector: a vector; for "all_to_all", one vector for each worker, [size, n], with n > 0.
+          **attributes: further attributes of the operation.
+        """
         operation = {
             "sum": tf.raw_ops.CollectiveReduceV2,
             "gather": tf.raw_ops.CollectiveGatherV2,
+            "all_to_all": tf.raw_ops.CollectiveAllToAllV2,
         }[kind]
         device, hint = self._placement(kind, vector.dtype)
         sent = vector if vector.shape[0] else _pad_if_empty(vector)
@@ -284,6 +310,51 @@ def _padded_length(length: tf.Tensor) -> tf.Tensor:
     lengths = tf.constant(_LENGTHS, tf.int64)
     found = tf.gather(lengths, tf.searchsorted(lengths, tf.reshape(length, [1])))[0]
     return tf.where(length > 0, found, 0)
+
+
+def _to_blocks(tensor: tf.Tensor, counts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the rows for each worker as words, int32 [size, n], padded with zeros.
+
+    Args:
+      tensor: the rows, ordered by worker.
+      counts: [size], their number for each worker.
+      rows: int32, the number of rows to which each worker's are padded; a multiple of four.
+    """
+    count, size = tf.shape(tensor)[0], counts.shape[0]
+    content = tf.reshape(
+        to_bytes(to_words(tensor))[: bytes_of(tensor)], [count, _row_bytes(tensor)]
+    )
+    content = tf.pad(content, [[0, 1], [0, 0]])
+    counts = tf.cast(counts, tf.int32)[:, tf.newaxis]
+    numbers = tf.range(rows)
+    positions = tf.where(numbers < counts, tf.cumsum(counts, exclusive=True) + numbers, count)
+    words = tf.reshape(tf.gather(content, positions), [size, rows // 4 * _row_bytes(tensor), 4])
+    words = tf.bitcast(words, tf.int32)
+    # TensorFlow crashes on empty tensors.
+    return tf.pad(words, [[0, 0], [0, tf.cast(tf.equal(tf.size(words), 0), tf.int32)]])
+
+
+def _from_blocks(
+    words: tf.Tensor, counts: tf.Tensor, rows: tf.Tensor, like: tf.Tensor
+) -> tf.Tensor:
+    """Returns the rows of `_to_blocks` that the workers have sent, without the padding.
+
+    Args:
+      words: the words from each worker.
+      counts: [size], the number of rows from each worker.
+      rows: see `_to_blocks`.
+      like: a tensor of the same dtype and inner shape.
+    """
+    row, size = _row_bytes(like), counts.shape[0]
+    content = tf.reshape(to_bytes(words[:, : rows // 4 * row]), [size, rows, row])
+    is_sent = tf.range(rows) < tf.cast(counts, tf.int32)[:, tf.newaxis]
+    received = tf.reshape(tf.boolean_mask(content, is_sent), [-1])
+    return _rows_from_bytes([received], tf.reduce_sum(tf.cast(counts, tf.int64)), like)
+
+
+def _row_bytes(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the number of bytes of a row, int32."""
+    return tf.reduce_prod(tf.shape(tensor)[1:]) * element_bytes(tensor.dtype)
 
 
 def _rows_from_bytes(parts: Sequence[tf.Tensor], rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives, StreamKeeper
+from strategies.collectives.base import Collectives, RowCounts, StreamKeeper
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.diagnostics.waits import COLUMNS
 from strategies.profiling.spans import EXCHANGE, SpanStream
@@ -274,9 +274,12 @@ class WatchedCollectives(StreamKeeper):
         """Returns the first worker's tensor; see `Collectives`."""
         return self._run("broadcast", self._collectives.broadcast, tensor)
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
-        return self._run("all_to_all", self._collectives.all_to_all, tensor, counts)
+        arguments = [tensor, counts] if known is None else [tensor, counts, known]
+        return self._run("all_to_all", self._collectives.all_to_all, *arguments)
 
     def _run(self, kind: str, operation: Callable[..., Any], *arguments: Any) -> Any:
         if tf.executing_eagerly():

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from strategies.collectives import RowCounts
 from tests.support import hosts
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
@@ -59,8 +60,8 @@ def check_rows_go_to_the_worker_that_they_are_for():
     expected = np.repeat(10 * np.arange(n) + rank, received)
 
     @tf.function(reduce_retracing=True)
-    def in_function(rows, counts):
-        return workers.all_to_all(rows, counts)
+    def in_function(rows, counts, known=None):
+        return workers.all_to_all(rows, counts, known)
 
     cases = [(dtype, [3], workers.all_to_all) for dtype in TYPES]
     cases += [("int8", inner, workers.all_to_all) for inner in ([], [2, 3])]
@@ -74,9 +75,19 @@ def check_rows_go_to_the_worker_that_they_are_for():
         found, counts = call(rows, tf.constant(to, tf.int32))
         assert found.dtype == rows.dtype and found.shape == wanted.shape
         np.testing.assert_array_equal(found.numpy(), wanted.numpy())
-        np.testing.assert_array_equal(counts, received)
-    nothing, _ = workers.all_to_all(tf.zeros([0, 2]), tf.zeros([n], tf.int32))
-    assert nothing.shape == [0, 2]
+        np.testing.assert_array_equal(counts.received, received)
+        if len(inner) == 1:
+            # The same rows go back, and as many go there once more.
+            there = tf.constant(received, tf.int32)
+            back, _ = call(found, there, RowCounts(tf.constant(to, tf.int32), counts.most))
+            np.testing.assert_array_equal(back.numpy(), rows.numpy())
+            again, _ = call(rows, tf.constant(to, tf.int32), RowCounts(there, counts.most))
+            np.testing.assert_array_equal(again.numpy(), wanted.numpy())
+    for inner in (2, 0):
+        nothing, _ = workers.all_to_all(tf.zeros([0, inner]), tf.zeros([n], tf.int32))
+        assert nothing.shape == [0, inner]
+    nothing, _ = workers.all_to_all(tf.zeros([n, 0]), tf.ones([n], tf.int32))
+    assert nothing.shape == [n, 0]
 
 
 def check_strings_are_refused():

@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies.collectives.base import AllToAllViaAllGather, Collectives, LocalCollectives
+from strategies.collectives.base import (
+    AllToAllViaAllGather,
+    Collectives,
+    LocalCollectives,
+    RowCounts,
+)
 
 
 class Meeting:
@@ -44,9 +49,11 @@ class ThreadWorker(AllToAllViaAllGather):
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._meeting.exchange(self.rank, tensor)[0]
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         self.exchanges += 1
-        return super().all_to_all(tensor, counts)
+        return super().all_to_all(tensor, counts, known)
 
 
 def on_workers(size: int, worker: Callable[[Collectives], object]) -> list:

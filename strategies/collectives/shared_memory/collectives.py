@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.base import StreamKeeper
+from strategies.collectives.base import RowCounts, StreamKeeper
 from strategies.collectives.dtypes import accumulation_dtype, check_is_numeric, reshape_like
 from strategies.collectives.shared_memory import transfers
 from strategies.collectives.shared_memory.channel import Channel
@@ -82,11 +82,14 @@ class SharedMemoryCollectives(StreamKeeper):
         """
         return self._run_on_vectors(transfers.broadcast_vectors, vectors, self.rank > 0)
 
-    def all_to_all(self, tensor: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def all_to_all(
+        self, tensor: tf.Tensor, counts: tf.Tensor, known: RowCounts | None = None
+    ) -> tuple[tf.Tensor, RowCounts]:
         """Returns the rows that the workers sent to this one; see `Collectives`."""
         rows, received = self._move(transfers.all_to_all, tensor, tf.cast(counts, tf.int64))
         received = tf.cast(tf.ensure_shape(received, [self.size]), counts.dtype)
-        return tf.ensure_shape(rows, [None, *tensor.shape[1:]]), received
+        rows = tf.ensure_shape(rows, [None, *tensor.shape[1:]])
+        return rows, RowCounts(received, tf.constant(0))
 
     def _run(
         self, operation: _Transfer, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.collectives import Collectives
+from strategies.collectives import Collectives, RowCounts
 from strategies.embedding.shard.hashing import shard_of
 from strategies.reduction.row_wire import RowWire
 from strategies.utils.devices import HOST
@@ -21,6 +21,7 @@ class Exchange(NamedTuple):
       counts: number of sent keys for each worker.
       received: the keys that this worker received and owns, ordered by sender.
       received_counts: number of received keys from each worker.
+      most: see `RowCounts`.
     """
 
     sent: tf.Tensor
@@ -28,6 +29,7 @@ class Exchange(NamedTuple):
     counts: tf.Tensor
     received: tf.Tensor
     received_counts: tf.Tensor
+    most: tf.Tensor
 
 
 class AllToAll:
@@ -50,7 +52,7 @@ class AllToAll:
         """Sends each key, a row of int64 [n, k], to the owner of the id in column 1."""
         if self.collectives.size == 1:
             count = tf.shape(keys)[:1]
-            return self.sent(Exchange(keys, None, count, keys, count))
+            return self.sent(Exchange(keys, None, count, keys, count, tf.constant(0)))
         owners = shard_of(keys[:, 1], self.collectives.size)
         order = tf.argsort(owners, stable=True)
         with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
@@ -58,7 +60,8 @@ class AllToAll:
                 tf.cast(owners, tf.int32), minlength=self.collectives.size, dtype=tf.int32
             )
         keys = tf.gather(keys, order)
-        return self.sent(Exchange(keys, order, counts, *self.collectives.all_to_all(keys, counts)))
+        received, of_workers = self.collectives.all_to_all(keys, counts)
+        return self.sent(Exchange(keys, order, counts, received, *of_workers))
 
     def sent(self, exchange: Exchange) -> SentKeys:
         """Returns keys that have been exchanged."""
@@ -103,7 +106,7 @@ class SentKeys:
 
     def gather_sorted(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the same as `gather_from_owners`, ordered by owner."""
-        return self._exchange(values, self.exchange.received_counts)
+        return self._exchange(values, self.exchange.received_counts, self.exchange.counts)
 
     def in_order(self, values: tf.Tensor) -> tf.Tensor:
         """Returns values that are ordered by owner in the order of the keys that were sent."""
@@ -119,10 +122,11 @@ class SentKeys:
         """
         if self.exchange.order is not None:
             values = tf.gather(values, self.exchange.order)
-        return self._exchange(values, self.exchange.counts)
+        return self._exchange(values, self.exchange.counts, self.exchange.received_counts)
 
-    def _exchange(self, values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    def _exchange(self, values: tf.Tensor, counts: tf.Tensor, received: tf.Tensor) -> tf.Tensor:
         if self._collectives.size == 1:
             return values
-        sent, _ = self._collectives.all_to_all(self._wire.encode(values), counts)
+        known = RowCounts(received, self.exchange.most)
+        sent, _ = self._collectives.all_to_all(self._wire.encode(values), counts, known)
         return self._wire.decode(sent, values.shape[1])

@@ -110,9 +110,9 @@ class RowsAhead:
         with tf.device(HOST):  # the GPU kernel of bincount does not support op determinism
             counts = tf.math.bincount(requester, minlength=self._collectives.size, dtype=tf.int32)
         packed = self._pack(position, tf.gather(values, changed))
-        received, received_counts = self._collectives.all_to_all(packed, counts)
+        received, of_workers = self._collectives.all_to_all(packed, counts)
         position, new = self._unpack(received)
-        position += tf.gather(_starts(exchange.counts), _repeated(received_counts))
+        position += tf.gather(_starts(exchange.counts), _repeated(of_workers.received))
         merged = tf.tensor_scatter_nd_update(
             stored.values.read_value(), position[:, tf.newaxis], new
         )
@@ -149,7 +149,7 @@ class _Stored:
     def __init__(self, size: int, width: int):
         self.exchange = _StoredExchange(size)
         # Of the keys that this worker received, and of those that it sent, ordered by their owners.
-        self.owned, self.values = (_variable(tf.float32, width) for _ in range(2))
+        self.owned, self.values = (_variable(tf.float32, [None, width]) for _ in range(2))
 
 
 class _StoredExchange:
@@ -157,11 +157,12 @@ class _StoredExchange:
 
     def __init__(self, size: int):
         self._variables = (
-            _variable(tf.int64, 3),
-            _variable(tf.int32),
-            _variable(tf.int32, length=size),
-            _variable(tf.int64, 3),
-            _variable(tf.int32, length=size),
+            _variable(tf.int64, [None, 3]),
+            _variable(tf.int32, [None]),
+            _variable(tf.int32, [size]),
+            _variable(tf.int64, [None, 3]),
+            _variable(tf.int32, [size]),
+            _variable(tf.int32, []),
         )
 
     def read(self) -> Exchange:
@@ -174,11 +175,10 @@ class _StoredExchange:
             variable.assign(tf.cast(value, variable.dtype), read_value=False)
 
 
-def _variable(dtype: tf.DType, *inner: int, length: int | None = None) -> tf.Variable:
+def _variable(dtype: tf.DType, shape: Sequence[int | None]) -> tf.Variable:
     with tf.init_scope(), tf.device(HOST):
-        return ResourceVariable(
-            tf.zeros([length or 0, *inner], dtype), trainable=False, shape=[length, *inner]
-        )
+        zeros = tf.zeros([length or 0 for length in shape], dtype)
+        return ResourceVariable(zeros, trainable=False, shape=shape)
 
 
 def _starts(counts: tf.Tensor) -> tf.Tensor:
