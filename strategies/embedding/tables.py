@@ -421,7 +421,7 @@ class Tables:
         with self._replace_rows():
             checkpoint.load(self._shards, directory, self.collectives)
             self._check_slots_in_bases()
-            self._delta_bases.add(Path(directory))
+            self._delta_bases.add(Path(directory), self._shards)
 
     def _check_slots_in_bases(self) -> None:
         """Discards the bases of deltas if one has a slot variable of a former optimizer."""

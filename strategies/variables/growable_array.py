@@ -114,6 +114,18 @@ class GrowableArray:
             current = self._length.read_value()
             tf.cond(length > current, lambda: self._extend(length, fill), lambda: False)
 
+    def length(self) -> tf.Tensor:
+        """Returns the number of rows, int64."""
+        with tf.device(HOST):
+            return self._length.read_value()
+
+    def append(self, values: tf.Tensor) -> None:
+        """Adds rows behind the others."""
+        before = self.length()
+        length = before + tf.shape(values, tf.int64)[0]
+        self.resize(length)
+        self.update(tf.range(before, length), values)
+
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers."""
         with tf.device(HOST):

@@ -2,7 +2,8 @@
 
 * `ids`, and in the same order `rows`, `slot/<name>` for each slot variable, `times` (the last step
   of each row) and `touches` (its frequency).
-* `present_ids`: in a delta, all ids with a row.
+* `present_ids`: in a delta, all ids with a row; or `removed_ids`: ids that may have had one in what
+  the delta builds on, and have none.
 * `initial_slot_<name>`: initial value of a slot variable's new rows, [1, width].
 * `refused_ids` and `refused_counts`, or `sketch`: counts of ids without a row.
 * `step_times`: pairs of a time and a step, for eviction by the clock; see `step_times.py`.
@@ -25,6 +26,7 @@ SLOT = "slot/"
 OVERFLOW = "overflow_"
 INITIAL = "initial_"
 PRESENT = "present_ids"
+REMOVED = "removed_ids"
 TIMES = "step_times"
 
 
@@ -40,7 +42,7 @@ def is_of_one_worker(key: str) -> bool:
 
 def is_extra_array(key: str) -> bool:
     """Returns whether the array of this name is one of `snapshot.extra_arrays`."""
-    return key != PRESENT and not is_row_array(key)
+    return key not in (PRESENT, REMOVED) and not is_row_array(key)
 
 
 def check(table: Table, arrays: Mapping[str, np.ndarray]) -> None:
@@ -93,6 +95,7 @@ def specs(table: Table, names: Iterable[str]) -> dict[str, tuple[type, tuple[int
         "times": (np.int64, (None,)),
         "touches": (np.int32, (None,)),
         PRESENT: (np.int64, (None,)),
+        REMOVED: (np.int64, (None,)),
         TIMES: (np.int64, (None, 2)),
         "refused_ids": (np.int64, (None,)),
         "refused_counts": (np.int64, (None,)),

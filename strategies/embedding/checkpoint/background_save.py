@@ -3,18 +3,22 @@
 [Note: rows saved beside training]
 A first pass writes all rows, chunk by chunk, in a thread. Steps change rows meanwhile, so the files
 of this pass have some rows as they were early and others as they were late, and a row that was read
-while it was written may be a mixture. Then, between two steps, `cut` takes the ids that have a row
-and the rows that were trained on since the pass began. Restoring reads the files of the first pass,
-removes the rows of all other ids, and sets the rows of the second pass. What then remains of the
-first pass was not trained on while it was read, so the result is exactly the rows at the cut:
+while it was written may be a mixture. Then, between two steps, `cut` takes the ids that have lost
+their rows and the rows that were trained on since the pass began. Restoring reads the files of the
+first pass, removes these ids, and sets the rows of the second pass. What then remains of the first
+pass was not trained on while it was read, so the result is exactly the rows at the cut:
 
 * A row that was trained on has a step after that of the pass, and is in the second pass.
-* An id that was evicted is not among the present ids. An id that took over the place of its row was
+* An id that was evicted is among the removed ids. An id that took over the place of its row was
   inserted by a step, and is in the second pass.
 * A row that was set or restored has no such step. `DeltaBases` counts these changes; if there was
   one, the second pass has all rows, and the first is not used.
 
-Training waits for `cut` alone, whose time grows with the rows that were trained on.
+If more ids were removed than are left, or two saves went on at the same time, the second pass lists
+all ids that have a row instead of those that were removed.
+
+Training waits for `cut` alone, whose time grows with the rows that were trained on; see [Note: time
+of a cut] in row_tracker.py.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ import tensorflow as tf
 
 from strategies.collectives import Collectives
 from strategies.embedding.checkpoint import snapshot
+from strategies.embedding.checkpoint.array_specs import REMOVED
 from strategies.embedding.checkpoint.npy_stream import NpyWriter
 from strategies.embedding.checkpoint.part_files import part_files
 from strategies.embedding.checkpoint.row_checkpoint import DeltaBases, make_folders, write_latest
+from strategies.embedding.checkpoint.row_tracker import Changes, RowTracker
 from strategies.embedding.checkpoint.server_files import ServerFiles
-from strategies.embedding.checkpoint.snapshot import Arrays
+from strategies.embedding.checkpoint.snapshot import Arrays, RowChunk
 from strategies.embedding.shard.table_shard import TableShard
 from strategies.files.atomic_files import all_writing, flush_to_disk, remove
 
@@ -72,6 +78,7 @@ class BackgroundSave:
         self._tables = shards[0].tables
         self._since = self._steps = self._current_steps()
         self._lengths = {name: snapshot.grow_columns(self._local, name) for name in self._tables}
+        self._tracker = RowTracker(self._local)
         self._first, self._second = (self._path / f"{number:06d}" for number in (1, 2))
         self._uses_first = True
         self._rest: list[tuple[NpyWriter, list[Arrays]]] = []
@@ -100,6 +107,7 @@ class BackgroundSave:
                         lengths=self._lengths[name],
                         chunk_bytes=servers.chunk_bytes,
                     ):
+                        self._tracker.note(chunk)
                         servers.append(files, position, chunk)
                         check()
                     files.append(snapshot.initial_arrays(self._tables[name]))
@@ -116,8 +124,11 @@ class BackgroundSave:
           OSError: if a file cannot be written; a `RuntimeError` on the other workers.
         """
         snapshot.check_same_slots(self._shards, self._collectives)
-        is_usable = tf.constant([self._bases.changes == self._changes], tf.int32)
-        self._uses_first = bool(self._collectives.all_gather(is_usable).numpy().all())
+        changes = self._tracker.take()
+        own = [self._bases.changes == self._changes]
+        own += [all(each.is_complete for each in changes.get(name, ())) for name in self._tables]
+        of_all = self._collectives.all_gather(tf.constant([own], tf.int32)).numpy()
+        self._uses_first, *are_complete = of_all.all(axis=0).tolist()
         self._steps = self._current_steps()
         with all_writing(self._collectives, "Rows", str(self._path)):
             part = self._writing.enter_context(part_files(self._second, self._collectives.rank))
@@ -125,16 +136,25 @@ class BackgroundSave:
                 files = self._writing.enter_context(part.of_table(position))
                 kept: list[Arrays] = []
                 self._rest.append((files, kept))
-                for chunk in self._changed(name):
+                of_table = changes.get(name, []) if are_complete[position] else None
+                for chunk in self._changed(name, of_table):
                     memory -= _bytes(chunk.values())
                     kept.append(chunk)
                     if memory < 0:
                         _append(files, kept)
 
-    def _changed(self, name: str) -> Iterable[Arrays]:
-        since = self._since[name] if self._uses_first else None
-        for chunk in snapshot.row_chunks(self._local, name, since):
-            yield chunk.arrays()
+    def _changed(self, name: str, changes: Sequence[Changes] | None) -> Iterable[Arrays]:
+        """Returns what the second pass has of a table; the changes are None if they are unknown."""
+        if changes is None or not self._uses_first:
+            since = self._since[name] if self._uses_first else None
+            for chunk in snapshot.row_chunks(self._local, name, since):
+                yield chunk.arrays()
+        else:
+            for each in changes:
+                for part in snapshot.slices_of(len(each.ids), self._tables[name]):
+                    ids, numbers = each.ids[part], each.numbers[part]
+                    yield RowChunk(each.shard, name, ids, numbers, None, grows=True).arrays()
+                yield {REMOVED: each.removed}
         yield snapshot.extra_arrays(self._local, name)
 
     def write_rest(self) -> None:

@@ -113,6 +113,16 @@ class RowChanges:
                 extent = _Extent.CHANGED_AND_PRESENT
         return extent
 
+    def removed(self, name: str) -> np.ndarray | None:
+        """Returns the ids that this worker's shards of a table have removed since the mark.
+
+        None on all workers if one of them does not know all of its own.
+        """
+        if self._extents[name] is not _Extent.CHANGED_AND_REMOVED:
+            return None
+        removed = [self._removed[shard.index, name] for shard in self._shards]
+        return np.concatenate([np.zeros([0], np.int64), *removed])
+
     def write(self, name: str, files: NpyWriter) -> None:
         """Writes what has changed in a table on this worker, and nothing if it saves no shard.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from strategies.embedding.checkpoint.part_files import (
     part_files,
     parts_of,
 )
+from strategies.embedding.checkpoint.row_changes import Mark, RowChanges, mark
 from strategies.embedding.checkpoint.server_files import ServerFiles
 from strategies.embedding.shard.table import Table
 from strategies.embedding.shard.table_shard import TableShard
@@ -60,6 +62,7 @@ class DeltaBases:
 
     def __init__(self) -> None:
         self._latest: dict[Path, Any] = {}
+        self._marks: dict[Path, Mark] = {}
         self.changes = 0
 
     def clear(self) -> None:
@@ -67,9 +70,14 @@ class DeltaBases:
         self._latest.clear()
         self.changes += 1
 
-    def add(self, path: Path) -> None:
-        """Adds a directory that the rows were just saved to or loaded from."""
+    def add(self, path: Path, shards: Sequence[TableShard]) -> None:
+        """Adds a directory that the rows of shards were just saved to or loaded from."""
         self._latest[path.resolve()] = _read(path)
+        self._marks[path.resolve()] = mark(shards, self.changes)
+
+    def mark_of(self, path: Path) -> Mark:
+        """Returns the moment at which the rows were those of a directory."""
+        return self._marks[path.resolve()]
 
     def has(self, path: Path, latest: Any, collectives: Collectives) -> bool:
         """Returns whether a delta can build on a directory; all workers must call it."""
@@ -117,10 +125,13 @@ def save(
     number = int(collectives.broadcast(tf.constant(number)))
     folder = path / f"{number:06d}"
     since = before["steps"] if delta and before is not None else None
+    changes = None
+    if delta:
+        changes = RowChanges(shards, bases.mark_of(path), bases.changes, collectives)
     tables = shards[0].tables
     make_folders([folder], directory, collectives)
     with all_writing(collectives, "Rows", directory, folder):
-        _write_part(shards, folder, collectives.rank, since)
+        _write_part(shards, folder, collectives.rank, since, changes)
     with all_writing(collectives, "Rows", directory):
         if collectives.rank == 0:
             # Workers that have ended, or have not joined an elastic job, have written nothing.
@@ -140,7 +151,7 @@ def save(
             write_latest(path, tables, latest)
             for name in set(chain) - set(folders):
                 remove(path / name)
-    bases.add(path)
+    bases.add(path, shards)
     return str(folder)
 
 
@@ -163,19 +174,28 @@ def write_latest(path: Path, tables: Mapping[str, Table], values: Mapping[str, A
 
 
 def _write_part(
-    shards: Sequence[TableShard], folder: Path, rank: int, since: Mapping[str, int] | None
+    shards: Sequence[TableShard],
+    folder: Path,
+    rank: int,
+    since: Mapping[str, int] | None,
+    changes: RowChanges | None,
 ) -> None:
-    """Writes the rows of this worker's shards and its manifest."""
+    """Writes the rows of this worker's shards and its manifest; of a delta, those since a step."""
     local = [shard for shard in shards if shard.is_local_owner]
     with part_files(folder, rank) as part:
         servers = ServerFiles(part, local)
         for position, name in enumerate(shards[0].tables):
             after = None if since is None else since[name]
+            removed = None if changes is None else changes.removed(name)
             with part.of_table(position) as files:
                 for chunk in snapshot.row_chunks(
                     local, name, after, chunk_bytes=servers.chunk_bytes
                 ):
-                    servers.append(files, position, chunk)
+                    # A list of the ids that are left is not needed if the removed ones are known.
+                    known = chunk if removed is None else replace(chunk, present=None)
+                    servers.append(files, position, known)
+                if removed is not None:
+                    files.append({array_specs.REMOVED: removed})
                 files.append(snapshot.extra_arrays(local, name))
 
 
@@ -279,7 +299,9 @@ def _load_table(
     local = [shard for shard in shards if shard.is_local_owner]
     for shard in local:
         if any(array_specs.PRESENT in part for part in parts):
-            snapshot.retain(shard, name, _present_ids(shard, name, parts))
+            snapshot.retain(shard, name, _ids_of(shard, name, parts, array_specs.PRESENT))
+        elif any(array_specs.REMOVED in part for part in parts):
+            snapshot.remove(shard, name, _ids_of(shard, name, parts, array_specs.REMOVED))
     extra = snapshot.concatenate_arrays(
         [
             {
@@ -300,12 +322,14 @@ def _load_table(
         snapshot.restore_extra(shard, name, extra)
 
 
-def _present_ids(shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]]) -> np.ndarray:
-    """Returns the saved ids with a row that belong to a shard."""
+def _ids_of(
+    shard: TableShard, name: str, parts: Sequence[Mapping[str, Path]], key: str
+) -> np.ndarray:
+    """Returns the ids of an array that belong to a shard."""
     of_parts = [
-        chunk[array_specs.PRESENT][shard.has(name, chunk[array_specs.PRESENT])]
+        chunk[key][shard.has(name, chunk[key])]
         for part in parts
-        for chunk in read_chunks({key: part[key] for key in part if key == array_specs.PRESENT})
+        for chunk in read_chunks({each: part[each] for each in part if each == key})
     ]
     return np.concatenate(of_parts)
 

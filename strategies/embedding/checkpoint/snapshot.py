@@ -152,7 +152,7 @@ def row_chunks(
         if lengths is not None:
             there = numbers < lengths[shard.index]
             ids, numbers = ids[there], numbers[there]
-        for part in _chunks(len(ids), table, chunk_bytes(shard)):
+        for part in slices_of(len(ids), table, chunk_bytes(shard)):
             present = None if since is None else ids[part]
             some_ids, some = ids[part], numbers[part]
             if since is not None:
@@ -230,7 +230,7 @@ def initial_arrays(table: Table) -> Arrays:
     }
 
 
-def _chunks(count: int, table: Table, size: int) -> list[slice]:
+def slices_of(count: int, table: Table, size: int = CHUNK_BYTES) -> list[slice]:
     """Returns the slices of `count` rows for chunks of `size` bytes, at least one."""
     step = max(size // table.store.row_bytes(), 1)
     return [slice(start, start + step) for start in range(0, max(count, 1), step)]
@@ -473,7 +473,7 @@ def restore_rows(shard: TableShard, name: str, arrays: Mapping[str, np.ndarray])
             columns[key].update(rows, each)
 
     slots = table.store.saved_slots().items()
-    for part in _chunks(len(own), table, CHUNK_BYTES):
+    for part in slices_of(len(own), table):
         some = own[part]
         values = (arrays[key][some] for key in names)
         shard.call_on_table(name, set_all, arrays["ids"][some], *values, state=slots)
@@ -523,6 +523,16 @@ def _find_or_insert(table: Table, ids: tf.Tensor) -> tf.Tensor:
     new = table.store.allocate(tf.size(missing, tf.int64))
     table.map.insert(tf.gather(ids, missing), new)
     return tf.tensor_scatter_nd_update(rows, missing[:, tf.newaxis], new)
+
+
+def remove(shard: TableShard, name: str, ids: np.ndarray) -> None:
+    """Removes the rows of ids; those without a row are ignored."""
+
+    def remove_all(table: Table, ids: tf.Tensor) -> None:
+        rows = table.map.find(ids)
+        table.remove(tf.boolean_mask(ids, rows >= 0), tf.boolean_mask(rows, rows >= 0))
+
+    shard.call_on_table(name, remove_all, ids, state=shard.tables[name].store.slots())
 
 
 def retain(shard: TableShard, name: str, present: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
+from strategies.embedding.shard.insertion_log import InsertionLog
 from strategies.embedding.shard.row_metadata import RowMetadata
 from strategies.utils.devices import HOST
 from strategies.variables.growable_array import GrowableArray
@@ -25,6 +26,7 @@ class RowStore:
       variable: variable of the rows' values, with its slot variables.
       view: rows that the optimizer sees.
       metadata: last step and frequency of each row.
+      insertions: log of the ids that get rows in training.
     """
 
     def __init__(self, variable: RowVariable):
@@ -33,6 +35,7 @@ class RowStore:
         self.variable = variable
         self._expected: dict[str, GrowableArray] = {}
         self.metadata = RowMetadata(self.view.expected)
+        self.insertions = InsertionLog()
         with tf.init_scope(), tf.device(HOST):
             self._free = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
 
@@ -73,6 +76,11 @@ class RowStore:
     def touch(self, rows: tf.Tensor, counts: tf.Tensor) -> None:
         """Records that this step trains on distinct rows, and how often on each."""
         self.metadata.touch(rows, self.step.read_value(), counts)
+
+    def trained_since(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers of the rows that were trained on after a step, int64 [n]."""
+        last_step = self.metadata.last_step.gather(tf.range(self.metadata.array.length()))
+        return tf.where(last_step > step)[:, 0]
 
     def clear(self) -> None:
         """Removes all rows."""

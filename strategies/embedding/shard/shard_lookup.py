@@ -73,6 +73,36 @@ class ShardLookup:
             table.begin_step(now)
         self._store.step.assign_add(1, read_value=False)
 
+    def begin_changes(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Begins to log which ids get and lose rows; see `end_changes`.
+
+        Returns:
+          The number of rows, and what `end_changes` needs: the step, the number of the reader, and
+          the number of removed ids of each table; all int64.
+        """
+        store = self._store
+        removals = tf.stack([table.removals.begin() for table in self._tables])
+        return (
+            store.view.length.read_value(),
+            store.step.read_value(),
+            store.insertions.begin(),
+            removals,
+        )
+
+    def end_changes(
+        self, step: tf.Tensor, reader: tf.Tensor, removals: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tuple[tf.Tensor, tf.Tensor]]]:
+        """Returns what has changed since `begin_changes`.
+
+        Returns:
+          The rows that were trained on, int64 [n]; what `InsertionLog.end` returns; and what
+          `RemovalLog.since` returns for each table.
+        """
+        removed = [
+            table.removals.since(removals[number]) for number, table in enumerate(self._tables)
+        ]
+        return self._store.trained_since(step), *self._store.insertions.end(reader), removed
+
     def fetch(
         self, keys: tf.Tensor, steps: tf.Tensor, slots: Sequence[str]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -234,14 +264,17 @@ class ShardLookup:
         positions = [table.admit(state) for table, state in pairs]
         sizes = [tf.size(each, tf.int64) for each in positions]
         new = self._store.allocate(tf.add_n(sizes))
-        initial = [
-            table.initial(tf.gather(state.ids, admitted))
-            for (table, state), admitted in zip(pairs, positions, strict=True)
+        ids = [
+            tf.gather(state.ids, admitted)
+            for (_, state), admitted in zip(pairs, positions, strict=True)
         ]
+        initial = [table.initial(each) for (table, _), each in zip(pairs, ids, strict=True)]
         self._store.variable.table.update(new, tf.concat(initial, 0))
         parts = tf.split(new, sizes) if len(sizes) > 1 else [new]
+        parts = [tf.ensure_shape(part, [None]) for part in parts]
+        self._store.insertions.record(ids, parts)
         return [
-            table.insert(state, admitted, tf.ensure_shape(part, [None]))
+            table.insert(state, admitted, part)
             for (table, state), admitted, part in zip(pairs, positions, parts, strict=True)
         ]
 

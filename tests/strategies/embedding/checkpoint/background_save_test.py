@@ -74,6 +74,12 @@ def save(trained, directory, during, memory=1 << 30):
     return at_cut
 
 
+def lists_of(directory):
+    """Returns the names of the arrays that say which ids a save has no longer."""
+    names = {path.stem.split("-")[2] for path in directory.glob("*/table*.npy")}
+    return names & {"present_ids", "removed_ids"}
+
+
 def assert_loaded(directory, expected, **options):
     again = Trained(**options)
     again.load(directory)
@@ -97,22 +103,30 @@ def test_rows_that_are_trained_and_inserted_meanwhile(tmp_path, memory):
         trained.train(COUNT + random.integers(0, 5000, 1000))
 
     at_cut = save(trained, tmp_path, during, memory)
+    assert lists_of(tmp_path) == {"removed_ids"}
     assert not np.array_equal(at_cut["0/rows"], trained.state()["0/rows"])
     assert_loaded(tmp_path, at_cut)
 
 
-def test_rows_that_are_evicted_meanwhile_and_whose_places_others_take(tmp_path):
+@pytest.mark.parametrize(
+    ("least", "files"),
+    [(1000, "removed_ids"), pytest.param(20_000, "present_ids", marks=SLOW)],
+    ids=["few", "most"],
+)
+def test_rows_that_are_evicted_meanwhile_and_whose_places_others_take(tmp_path, least, files):
     options = {"eviction": strategies.Eviction(age=2)}
     trained = Trained(**options)
     trained.train(np.arange(COUNT))
 
     def during(number):
-        trained.train(np.arange(number * 1000, COUNT))
+        trained.train(np.arange(number * least, COUNT + 1))
         if number == 3:
             assert sum(trained.layer.evict().values()) > 0
             trained.train(COUNT + np.arange(1000))
 
-    assert_loaded(tmp_path, save(trained, tmp_path, during), **options)
+    at_cut = save(trained, tmp_path, during)
+    assert lists_of(tmp_path) == {files}
+    assert_loaded(tmp_path, at_cut, **options)
 
 
 @SLOW
