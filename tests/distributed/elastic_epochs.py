@@ -1,14 +1,14 @@
 """Counts how often each example is trained on, while workers come and go.
 
-elastic_epochs.py MODE DIRECTORY EPOCHS [arrays | loop] [checkpoints] [slow]
+elastic_epochs.py MODE DIRECTORY EPOCHS [arrays | loop] [rows] [checkpoints] [slow]
 
-Element i of a weight is how often example i was trained on. At the beginning of each step, each
-worker adds a line with the epoch, the number of the step and the number of workers that divide the
-epoch to DIRECTORY/steps-<rank>; it then waits until there is a file DIRECTORY/go-<epoch>-<step> if
-there is a file DIRECTORY/stop-<rank>-<epoch>-<step>. The first worker writes the weight of the
-servers to DIRECTORY/counts.json when no other worker is left. With checkpoints, workers meet at the
-ends of epochs to save; in a custom loop, they meet at a barrier there. If slow, a step takes a
-while.
+Element i of a weight is how often example i was trained on; with rows, the weight is that of a
+`DistributedEmbedding`. At the beginning of each step, each worker adds a line with the epoch, the
+number of the step and the number of workers that divide the epoch to DIRECTORY/steps-<rank>; it
+then waits until there is a file DIRECTORY/go-<epoch>-<step> if there is a file
+DIRECTORY/stop-<rank>-<epoch>-<step>. The first worker writes the weight that the servers have to
+DIRECTORY/counts.json when no other worker is left. With checkpoints, workers meet at the ends of
+epochs to save; in a custom loop, they meet at a barrier there. If slow, a step takes a while.
 """
 
 import json
@@ -84,16 +84,36 @@ def loop():
         strategies.barrier(strategy)
 
 
+def read_counts():
+    """Returns how often each example was trained on, as the servers have it."""
+    if "rows" not in options:
+        kernel = model.trainable_variables[0].value
+        (counts,) = strategy.extended.registry.read([kernel.remote])
+        return counts[:, 0].tolist()
+    ids, values = model.layers[0].rows()
+    counts = dict(zip(ids.tolist(), values[:, 0].tolist(), strict=True))
+    return [counts.get(example, 0.0) for example in range(EXAMPLES)]
+
+
 with strategy.scope():
-    model = keras.Sequential(
-        [keras.Input([EXAMPLES]), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
-    )
+    if "rows" in options:
+        layers = [
+            keras.Input([1], dtype="int64"),
+            strategies.DistributedEmbedding(1, embeddings_initializer="zeros"),
+            keras.layers.Flatten(),
+        ]
+    else:
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        layers = [keras.Input([EXAMPLES]), dense]
+    model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(1.0), Sum(reduction="sum"))
-x = np.eye(EXAMPLES, dtype=np.float32)
+x, y = np.eye(EXAMPLES, dtype=np.float32), np.zeros([EXAMPLES, 1], np.float32)
+if "rows" in options:
+    x = np.arange(EXAMPLES)[:, np.newaxis]
 if "arrays" in options:
-    data = {"x": x, "y": x[:, :1], "batch_size": BATCH}  # which Keras shuffles
+    data = {"x": x, "y": y, "batch_size": BATCH}  # which Keras shuffles
 else:
-    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(EXAMPLES)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(EXAMPLES)
     data = {"x": dataset.batch(BATCH)}
 callbacks = [Steps()]
 if "checkpoints" in options:
@@ -109,7 +129,5 @@ if rank == 0:
     states = presence._memberships[0].states
     while PRESENT in states()[1:]:
         time.sleep(0.1)
-    kernel = model.trainable_variables[0].value
-    (counts,) = strategy.extended.registry.read([kernel.remote])
-    (directory / "counts.json").write_text(json.dumps(counts[:, 0].tolist()))
+    (directory / "counts.json").write_text(json.dumps(read_counts()))
 print("finished", flush=True)

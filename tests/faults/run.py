@@ -44,7 +44,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = ROOT / "tests" / "distributed" / "killed_training.py"
 _KINDS = (
-    "inputs", "files", "memory", "servers", "workers", "members", "resumes", "kills", "network",
+    "inputs", "files", "memory", "servers", "workers", "members", "resumes", "saves", "kills",
+    "network",
 )  # fmt: skip
 RESUMED = PROGRAM.with_name("resumed_reading.py")
 _KILLS = 30  # of each strategy and mode
@@ -53,7 +54,13 @@ _KILLS_OF_A_JOB = 6  # of those whose tasks are restarted alone
 # steps since the checkpoint, a shuffle buffer, and what TensorFlow reads ahead of a file.
 _READ_AGAIN = 0.2
 _SHORT_WAY = "TensorFlow's collectives"
+# Of each strategy a way whose checkpoints are written while training goes on.
+_SAVING_WAYS = (
+    "MirroredStrategy", "CentralStorageStrategy", "TensorFlow's collectives", "servers, sync",
+)  # fmt: skip
+_SLOW_FLUSH = 0.05
 _GONE_SECONDS = 10.0
+_SAVE_SECONDS = 30.0
 _AT_ONCE = 3
 
 
@@ -294,14 +301,26 @@ def _program(way: Way) -> list[object]:
     return [PROGRAM, "checkpoints", "--embedding", *way.program]
 
 
-def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row:
-    """Kills a process of a job at a random moment; the job goes on, or is started again."""
-    row, way, chance = Row(f"SIGKILL of {victim}, {name}"), WAYS[name], random.Random(seed)
+def kill(
+    victim: str, name: str, seed: str, whole: set[End], python: str, in_save: bool = False
+) -> Row:
+    """Kills a process of a job at a random moment; the job goes on, or is started again.
+
+    Args:
+      victim: the task, or the launcher.
+      name: one of `WAYS`.
+      seed: the seed of the moment.
+      whole: what the workers of an undisturbed job end with.
+      python: the Python that runs the job.
+      in_save: whether the moment is one at which a checkpoint is being written.
+    """
+    way, chance = WAYS[name], random.Random(seed)
+    row = Row(f"SIGKILL of {victim}{' in a save' if in_save else ''}, {name}")
     (total,) = {end.steps for end in whole}
     # Where workers are not in step, one may have ended when the other makes its last steps.
-    step, delay = chance.randrange(1, total * 7 // 8), chance.random() * 0.1
+    step, delay = chance.randrange(1, total * 3 // 4), chance.random() * 0.1
     # On a slow disk, a checkpoint is being written most of the time.
-    flush = chance.choice([0.0, 0.05])
+    flush = _SLOW_FLUSH if in_save else chance.choice([0.0, _SLOW_FLUSH])
     arguments = [*way.arguments, "--max-restarts", 2, "--verbose", *_program(way)]
     arguments += ["--flush", flush]
     if not way.is_in_step:
@@ -319,7 +338,10 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
                 pids[found[1]] = int(found[2])
             made = re.match(r"\[worker 0\] step (\d+)$", line)
             if not killed and made and int(made[1]) >= step:
-                time.sleep(delay)
+                if in_save:
+                    _wait_for_save(job.directory / "checkpoints" / "unfinished", 3 * delay)
+                else:
+                    time.sleep(delay)
                 _kill(pids[victim])
                 killed = time.monotonic()
             if killed and line.startswith("tf-config: ") and "failed with" in line:
@@ -338,6 +360,25 @@ def kill(victim: str, name: str, seed: str, whole: set[End], python: str) -> Row
         if code != 0 or not is_whole or not killed:
             row.errors.append(f"{what}: exit code {code}, {ends}: {lines[-5:]}")
     return row
+
+
+def _wait_for_save(unfinished: Path, delay: float) -> None:
+    """Waits until a checkpoint has been written for some time, and is not complete.
+
+    Args:
+      unfinished: the directory that exists meanwhile.
+      delay: how long it has been written, in seconds; less if none takes so long.
+    """
+    end = time.monotonic() + _SAVE_SECONDS
+    while time.monotonic() < end:
+        if not unfinished.exists():
+            time.sleep(0.001)
+            continue
+        time.sleep(delay)
+        if unfinished.exists():
+            return
+        delay /= 2
+    raise TimeoutError(f"No checkpoint was being written for {_SAVE_SECONDS} s.")
 
 
 def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:
@@ -431,8 +472,11 @@ def come_and_go(mode: str, epochs: int, seed: str, python: str) -> Row:
     row = Row(f"workers that join and leave, {mode}")
     chance = random.Random(seed)
     with _new_job(python) as job:
-        options = ["slow", *(["checkpoints"] if chance.random() < 0.5 else [])]
-        training = ElasticTraining(job, mode, epochs, *options, workers="1:4")
+        options = [each for each in ("checkpoints", "rows") if chance.random() < 0.5]
+        servers = chance.choice([1, 2])
+        training = ElasticTraining(
+            job, mode, epochs, "slow", *options, workers="1:4", servers=servers
+        )
         joined, texts = [], []
         while training.process.poll() is None:
             time.sleep(chance.random() * 3)
@@ -558,9 +602,11 @@ def disturb_all(short: bool) -> list[Row]:
     return rows
 
 
-def all_kills(pool: Executor, short: bool, seed: int, python: str) -> Iterator[list[Future[Row]]]:
-    """Has each kind of process killed, of jobs with each strategy and mode."""
-    names = [_SHORT_WAY] if short else list(WAYS)
+def all_kills(
+    pool: Executor, ways: Sequence[str], in_save: bool, short: bool, seed: int, python: str
+) -> Iterator[list[Future[Row]]]:
+    """Has each kind of process killed, of jobs with these of `WAYS`."""
+    names = [_SHORT_WAY] if short else ways
     whole = {name: pool.submit(undisturbed, name, python) for name in names}
     for name in names:
         victims = WAYS[name].victims
@@ -568,7 +614,8 @@ def all_kills(pool: Executor, short: bool, seed: int, python: str) -> Iterator[l
         count = len(victims) if short else _KILLS
         for number, victim in enumerate(itertools.islice(itertools.cycle(victims), count)):
             choices = f"{seed} {name} {number}"
-            attempt = pool.submit(kill, victim, name, choices, whole[name].result(), python)
+            ends = whole[name].result()
+            attempt = pool.submit(kill, victim, name, choices, ends, python, in_save)
             attempts[victim].append(attempt)
         yield from attempts.values()
 
@@ -594,8 +641,10 @@ def _submit(
     if "members" in kinds:
         for mode in ["half_async"] if short else ["half_async", "async"]:
             yield [pool.submit(come_and_go, mode, 40 if short else 600, f"{seed} {mode}", python)]
+    if "saves" in kinds:
+        yield from all_kills(pool, _SAVING_WAYS, True, short, seed, python)
     if "kills" in kinds:
-        yield from all_kills(pool, short, seed, python)
+        yield from all_kills(pool, list(WAYS), False, short, seed, python)
 
 
 def _forking(stack: contextlib.ExitStack) -> str:

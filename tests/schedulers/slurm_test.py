@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.elastic_training import ElasticTraining
 from tf_config.builder import free_ports
 from tf_config.cli import main
 from tf_config.environments.node_list import parse_node_list
@@ -114,6 +115,32 @@ def test_srun_trains_one_model_on_all_tasks(slurm, forked_python):
     assert "weights: equal to the bit on all 3 workers" in result.stdout
     assert not {"\b", "\x1b"} & set(result.stdout)
     assert result.stdout.count("/step") == 1  # the first worker's line about the epoch
+
+
+@pytest.mark.slow
+def test_a_step_joins_a_job_and_scancel_lets_it_leave(slurm, forked):
+    forked.environ |= {name: slurm[name] for name in ("SLURM_CONF", "PATH")}
+    epochs = 6
+    training = ElasticTraining(
+        forked, "half_async", epochs, "rows", stops=("stop-0-1-2", "stop-1-1-3"), servers=2
+    )
+    training.touch("stop-2-3-3", "stop-0-3-2", "stop-1-3-4")
+    for rank, step in ((0, 2), (1, 3)):
+        training.wait_for(rank, 1, step)
+    joined = training.join(["srun", "-n", "1", "--job-name", "joins"])
+    training.wait_for(2, 1, 0)
+    training.touch("go-1-2", "go-1-3")
+    for rank, step in ((0, 2), (1, 4), (2, 3)):
+        training.wait_for(rank, 3, step)
+    # SIGTERM to the processes of the step; `scancel` alone also ends srun, which kills them soon.
+    assert run(slurm, "scancel", "--signal=TERM", "--name", "joins").returncode == 0
+    code, text = forked.finish(joined, 60)
+    assert "Worker 2 leaves in epoch 3, after 3 of" in text, (code, text)
+    training.touch("go-3-2", "go-3-4")
+    counts, output = training.finish()
+    assert "worker 2, which had joined the job, has left" in output
+    assert sum(counts) == epochs * len(counts) - training.lost(text)
+    forked.assert_nothing_left()
 
 
 # Before the nodes' names, which no name service knows here, are replaced by their addresses.

@@ -1,6 +1,7 @@
 """Two hosts on one machine: network namespaces with names and addresses of their own, and sshd."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.elastic_training import ElasticTraining
+from tests.support.restarted_tasks import RestartedTasks, server_faults_in, worker_faults_in
 
 PORT = 2222
 WHO = (
@@ -159,6 +163,61 @@ def test_one_command_trains_one_model_on_both_hosts(job, network):
     code, output = job.run(*arguments, job.script(TRAIN))
     assert code == 0, output
     assert "[worker 0] equal on all 3" in output
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_worker_joins_a_job_on_both_hosts(job, network):
+    """The launcher is on neither of them, so all that it reads of the workers crosses the network.
+
+    Rows on two servers count how often each example was trained on.
+    """
+    stops, epochs = ("stop-0-1-2", "stop-1-1-3"), 5
+    arguments = [*network.arguments, "--env", f"PYTHONPATH={job.environ['PYTHONPATH']}"]
+    training = ElasticTraining(
+        job, "half_async", epochs, "rows", stops=stops, servers=2, arguments=arguments
+    )
+    for rank, step in ((0, 2), (1, 3)):
+        training.wait_for(rank, 1, step)
+    variables = ("PYTHONPATH", "KERAS_STRATEGIES_SECRET", "KERAS_STRATEGIES_TEST")
+    settings = [f"{name}={job.environ[name]}" for name in variables]
+    there = [*network.ssh.split(), network.addresses[1], "cd", str(job.directory), "&&"]
+    joined = training.join([*there, "env", *settings])
+    training.wait_for(2, 1, 0)
+    training.touch("go-1-2", "go-1-3")
+    counts, output = training.finish()
+    code, text = job.finish(joined, 60)
+    assert code == 0 and "finished" in text, text
+    assert " joins the job, on " in output
+    assert training.workers_by_epoch(0)[1] == [{2}, {2}, *[{3}] * (epochs - 2)]
+    assert set(counts) == {epochs}
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "worker"])
+def test_a_lost_task_is_restarted_alone_on_its_host(job, network, victim):
+    """With the address that it had, so that the others find it again."""
+    settings = {**job.environ, "TMPDIR": str(job.directory)}
+    names = ("PYTHONPATH", "TMPDIR", "KERAS_STRATEGIES_TEST")
+    arguments = [word for name in names for word in ("--env", f"{name}={settings[name]}")]
+    training = RestartedTasks(
+        job, "half_async", servers=2, restarts=2, arguments=[*network.arguments, *arguments]
+    )
+    training.wait_until_saved()
+    chance = random.Random(0)
+    for _ in range(2):
+        if victim == "server":
+            training.kill_server(chance)
+        else:
+            training.kill_worker(chance)
+    code, output = training.finish()
+    assert code == 0, output
+    if victim == "server":
+        assert training.starts() == [1, 1]
+        assert not server_faults_in(output, servers=2, kills=2)
+    else:
+        assert not worker_faults_in(output, training)
     job.assert_nothing_left()
 
 

@@ -28,6 +28,8 @@ class ElasticTraining:
       workers: the range of the number of workers.
       stops: the names of files that tell workers to wait, from the start on.
       restarts: how often tasks are restarted.
+      servers: the number of parameter servers.
+      arguments: further options of `tf-config run`.
     """
 
     def __init__(
@@ -39,14 +41,16 @@ class ElasticTraining:
         workers: str = "2:3",
         stops: Sequence[str] = (),
         restarts: int = 0,
+        servers: int = 1,
+        arguments: Sequence[str] = (),
     ):
         self.job = job
         job.environ["KERAS_STRATEGIES_SECRET"] = "0123456789abcdef"
         self._program = [PROGRAM, mode, job.directory, epochs, *options]
         self.touch(*stops)
-        arguments = ["--workers", workers, "--ps", 1, "--log-dir", "logs", "--start-timeout", 120]
-        arguments += ["--max-restarts", restarts]
-        self.process: subprocess.Popen = job.start(*arguments, *self._program)
+        launch = ["--workers", workers, "--ps", servers, "--log-dir", "logs", *arguments]
+        launch += ["--start-timeout", 120, "--max-restarts", restarts]
+        self.process: subprocess.Popen = job.start(*launch, *self._program)
         address = None
         while address is None:
             line = self.process.stdout.readline()
@@ -54,11 +58,11 @@ class ElasticTraining:
             address = re.search(r"tf-config join (\S+) ", line)
         self._address = address[1]
 
-    def join(self) -> subprocess.Popen:
-        """Starts `tf-config join`."""
+    def join(self, by: Sequence[str] = ()) -> subprocess.Popen:
+        """Starts `tf-config join`, by another command such as `srun` if there is one."""
         command = [self.job.python, "-m", "tf_config", "join", "--start-timeout", JOIN_SECONDS]
         command += [self._address, *self._program]
-        return self.job.popen([*map(str, command)])
+        return self.job.popen([*by, *map(str, command)])
 
     def touch(self, *names: str) -> None:
         """Creates files that tell workers to wait, or to go on."""

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -30,13 +31,22 @@ class RestartedTasks:
       servers: the number of servers.
       restarts: how often a task may be restarted.
       program: what the workers run: it writes the files that servers_restarted.py describes.
+      arguments: further options of `tf-config run`.
 
     Attributes:
       kills: how many servers were killed.
       kills_of: how often each worker was killed.
     """
 
-    def __init__(self, job: Job, mode: str, servers: int, restarts: int, program: Path = PROGRAM):
+    def __init__(
+        self,
+        job: Job,
+        mode: str,
+        servers: int,
+        restarts: int,
+        program: Path = PROGRAM,
+        arguments: Sequence[str] = (),
+    ):
         self.job = job
         self.mode = mode
         self.servers = servers
@@ -45,7 +55,7 @@ class RestartedTasks:
         job.environ["TMPDIR"] = str(job.directory)
         self.process: subprocess.Popen = job.start(
             "--workers", WORKERS, "--ps", servers, "--max-restarts", restarts, "--server-saves", 1,
-            "--start-timeout", 120, program, mode, job.directory,
+            "--start-timeout", 120, *arguments, program, mode, job.directory,
         )  # fmt: skip
 
     def lines(self, name: str) -> list[str]:

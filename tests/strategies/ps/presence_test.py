@@ -36,11 +36,14 @@ def join_in_epoch_1(training):
         pytest.param("half_async", ["loop"], marks=SLOW),
         pytest.param("async", [], marks=SLOW),
         pytest.param("async", ["arrays", "checkpoints"], marks=SLOW),
+        pytest.param("half_async", ["rows", "checkpoints"], marks=SLOW),
+        pytest.param("async", ["rows", "loop"], marks=SLOW),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "dataset",
 )
 def test_a_worker_joins_and_leaves(forked, mode, options):
-    training = ElasticTraining(forked, mode, EPOCHS, *options, stops=IN_EPOCH_1)
+    servers = 2 if "rows" in options else 1
+    training = ElasticTraining(forked, mode, EPOCHS, *options, stops=IN_EPOCH_1, servers=servers)
     # It leaves in epoch 4, while the others wait in the middle of it.
     training.touch("stop-2-4-3", "stop-0-4-2", "stop-1-4-4")
     joined = join_in_epoch_1(training)
