@@ -59,6 +59,8 @@ from strategies.variables.row_variable import RowVariable
 _LATEST, _UNFINISHED, _ROWS, _STATE = "latest.json", "unfinished", "rows{}", "state-{}.npz"
 _STATE_OF_ALL = "state.npz"  # of version 0.1.0
 _DATA = "data-{}"
+# With it, the threads that write take a tenth of a processor that training would use.
+_NICENESS = 10
 # Of the memory that is available, the part that a copy of the state may take.
 _SHARE_OF_MEMORY = 4
 
@@ -120,7 +122,11 @@ class CheckpointSave:
             for number, each in enumerate(self._tables):
                 self._rows.append(each.begin_save(self._rows_of(number)))
         if self._rows:
-            self._task = BackgroundTask(self._write_rows, "checkpoint")
+            self._task = self._begin(self._write_rows)
+
+    def _begin(self, function: Callable[[Callable[[], None]], object]) -> BackgroundTask:
+        niceness = _NICENESS if self._background else 0
+        return BackgroundTask(function, "checkpoint", niceness)
 
     def _rows_of(self, number: int) -> str:
         return str(self._folder / _ROWS.format(number))
@@ -214,7 +220,7 @@ class CheckpointSave:
                 "takes %d MiB, and of the memory that is available %d MiB may be used for it.",
                 size >> 20, memory >> 20,
             )  # fmt: skip
-        self._task = BackgroundTask(lambda _: self._write(own), "checkpoint")
+        self._task = self._begin(lambda _: self._write(own))
         if not is_copied:
             # No exchange here: the other workers may have the memory. `finish_stage` raises errors.
             self._task.wait()
@@ -253,7 +259,7 @@ class CheckpointSave:
         self._is_publishing = True
         # In the thread as well: a disk that is busy takes a tenth of a second for each flush, and a
         # file system a second to free the files of many rows.
-        self._task = BackgroundTask(lambda _: self._publish(), "checkpoint")
+        self._task = self._begin(lambda _: self._publish())
 
     def _publish(self) -> None:
         if self._collectives.rank != 0:

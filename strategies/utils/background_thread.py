@@ -20,6 +20,7 @@ How a thread is stopped depends on what it waits for:
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -81,10 +82,15 @@ class BackgroundTask:
       function: takes a function that raises `StoppedError` once the task is to end, and calls it
         every now and then.
       name: the thread's name.
+      niceness: how much lower the thread's priority is than that of the thread that creates it, as
+        the command `nice` takes it. Without effect if the system is not Linux.
     """
 
-    def __init__(self, function: Callable[[Callable[[], None]], object], name: str):
+    def __init__(
+        self, function: Callable[[Callable[[], None]], object], name: str, niceness: int = 0
+    ):
         self._functions = [function]
+        self._niceness = niceness
         self._error: Exception | None = None
         self._done = threading.Event()
         self._thread = BackgroundThread(self._run, name)
@@ -97,6 +103,7 @@ class BackgroundTask:
                 raise StoppedError
 
         try:
+            _lower_priority(self._niceness)
             # Freed with all that it has captured, which may be a copy of a model's variables.
             self._functions.pop()(check)
         except Exception as error:  # raised by the thread that asks for it
@@ -122,3 +129,11 @@ class BackgroundTask:
     def stop(self) -> None:
         """Ends the function where it next checks, and waits for its end."""
         self._thread.stop()
+
+
+def _lower_priority(niceness: int) -> None:
+    """Lowers the priority of the calling thread; only on Linux does each thread have its own."""
+    if niceness and sys.platform == "linux":
+        thread = threading.get_native_id()
+        current = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, current + niceness)

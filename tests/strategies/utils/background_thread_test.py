@@ -1,8 +1,12 @@
 """Background threads end, and keep nothing alive."""
 
 import gc
+import os
+import sys
 import threading
 import weakref
+
+import pytest
 
 from strategies.utils.background_thread import BackgroundTask, StoppedError
 
@@ -43,3 +47,18 @@ def test_a_task_that_is_stopped_ends_at_its_next_check():
     begun.wait()
     task.stop()
     assert task.is_done and isinstance(task.error, StoppedError)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux")
+def test_a_lower_priority_is_that_of_the_thread_alone():
+    found = []
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    task = BackgroundTask(
+        lambda _: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())),
+        "example",
+        niceness=1,
+    )
+    task.wait()
+    assert task.error is None
+    assert found == [min(before + 1, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
