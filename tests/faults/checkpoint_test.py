@@ -160,10 +160,10 @@ def test_one_worker_that_finds_damage_keeps_all_from_restoring(tmp_path):
 def test_one_worker_that_cannot_write_keeps_all_from_saving(tmp_path, monkeypatch):
     write = checkpoint._write_part
 
-    def full(shards, folder, rank, since):
+    def full(shards, folder, rank, *what):
         if rank == 1 and folder.name == "000002":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(shards, folder, rank, since)
+        write(shards, folder, rank, *what)
 
     monkeypatch.setattr(checkpoint, "_write_part", full)
     errors = {}
