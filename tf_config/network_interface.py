@@ -52,17 +52,21 @@ def interface_of(host: str) -> str | None:
     return None
 
 
-def own_address() -> str:
+def own_address(host: str | None = None) -> str:
     """Returns the address at which other machines can most likely reach this machine.
 
-    This is the address of the default route or, without one, that of this machine's name.
+    This is the address from which the host is reached, if one is given and is another machine. Else
+    it is the address of the default route or, without one, that of this machine's name.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ELSEWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:
-            pass
+    for other in ([] if host is None else [(host, _ELSEWHERE[1])]) + [_ELSEWHERE]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(other)  # sends nothing
+                found = str(probe.getsockname()[0])
+            except OSError:
+                continue
+        if not found.startswith("127."):
+            return found
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

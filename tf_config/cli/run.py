@@ -245,8 +245,10 @@ def _run(job: JobSpec, arguments: argparse.Namespace, page: MetricsPage | None) 
 
 
 def _join_command(job: JobSpec, places: PlaceServer, secret: str) -> str:
-    is_here = all(host.is_loopback for host in job.place().values())
-    at = Address(_HERE if is_here else own_address(), places.port)
+    hosts = [host for host in job.place().values() if not host.is_loopback]
+    # Workers join from the network of the job's other hosts, if it has any.
+    hosts.sort(key=lambda host: host.is_here)
+    at = Address(own_address(hosts[0].name) if hosts else _HERE, places.port)
     own = "" if secret_of(os.environ) else secret
     return describe_places(job, at, own, sys.stdout.isatty())
 
