@@ -58,7 +58,8 @@ def own_address(host: str | None = None) -> str:
     This is the address from which the host is reached, if one is given and is another machine. Else
     it is the address of the default route or, without one, that of this machine's name.
     """
-    for other in ([] if host is None else [(host, _ELSEWHERE[1])]) + [_ELSEWHERE]:
+    others = [_ELSEWHERE] if host is None else [(host, _ELSEWHERE[1]), _ELSEWHERE]
+    for other in others:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(other)  # sends nothing

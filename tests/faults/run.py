@@ -20,6 +20,7 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -60,7 +61,6 @@ _SAVING_WAYS = (
 )  # fmt: skip
 _SLOW_FLUSH = 0.05
 _GONE_SECONDS = 10.0
-_SAVE_SECONDS = 30.0
 _AT_ONCE = 3
 
 
@@ -318,7 +318,9 @@ def kill(
     row = Row(f"SIGKILL of {victim}{' in a save' if in_save else ''}, {name}")
     (total,) = {end.steps for end in whole}
     # Where workers are not in step, one may have ended when the other makes its last steps.
-    step, delay = chance.randrange(1, total * 3 // 4), chance.random() * 0.1
+    # And a save must begin after the step.
+    last = total * 3 // 4 if in_save else total * 7 // 8
+    step, delay = chance.randrange(1, last), chance.random() * 0.1
     # On a slow disk, a checkpoint is being written most of the time.
     flush = _SLOW_FLUSH if in_save else chance.choice([0.0, _SLOW_FLUSH])
     arguments = [*way.arguments, "--max-restarts", 2, "--verbose", *_program(way)]
@@ -338,10 +340,11 @@ def kill(
                 pids[found[1]] = int(found[2])
             made = re.match(r"\[worker 0\] step (\d+)$", line)
             if not killed and made and int(made[1]) >= step:
-                if in_save:
-                    _wait_for_save(job.directory / "checkpoints" / "unfinished", 3 * delay)
-                else:
+                unfinished = job.directory / "checkpoints" / "unfinished"
+                if not in_save:
                     time.sleep(delay)
+                elif not _wait_for_save(process, unfinished, 3 * delay):
+                    continue
                 _kill(pids[victim])
                 killed = time.monotonic()
             if killed and line.startswith("tf-config: ") and "failed with" in line:
@@ -362,23 +365,23 @@ def kill(
     return row
 
 
-def _wait_for_save(unfinished: Path, delay: float) -> None:
-    """Waits until a checkpoint has been written for some time, and is not complete.
+def _wait_for_save(process: subprocess.Popen, unfinished: Path, delay: float) -> bool:
+    """Waits until a checkpoint has been written for some time; returns whether it is incomplete.
 
     Args:
+      process: the job, after whose end no checkpoint is written.
       unfinished: the directory that exists meanwhile.
       delay: how long it has been written, in seconds; less if none takes so long.
     """
-    end = time.monotonic() + _SAVE_SECONDS
-    while time.monotonic() < end:
+    while process.poll() is None:
         if not unfinished.exists():
             time.sleep(0.001)
             continue
         time.sleep(delay)
         if unfinished.exists():
-            return
+            return True
         delay /= 2
-    raise TimeoutError(f"No checkpoint was being written for {_SAVE_SECONDS} s.")
+    return False
 
 
 def restart_servers(mode: str, kills: int, seed: str, python: str) -> Row:

@@ -1,4 +1,4 @@
-"""The rows of a layer that were changed or removed since a mark, for deltas of a served model.
+"""The rows of a layer that were changed or removed since a mark, for deltas of saves and exports.
 
 A row records the step that last trained on it, and each shard logs the ids whose rows it evicts.
 Rows that are set or restored have no such record: if there were any since the mark, all rows count
@@ -20,7 +20,8 @@ from strategies.embedding.checkpoint.array_specs import PRESENT
 from strategies.embedding.checkpoint.npy_stream import NpyWriter
 from strategies.embedding.shard.table_shard import TableShard
 
-# Name of the array of the ids that have had a row at the mark and have none now.
+# Name of the array of the ids that have had a row at the mark and have none now, in the files of a
+# served model. In saved rows it is that of array_specs.py.
 REMOVED = "removed"
 
 _Counts = Mapping[tuple[int, str], int]

@@ -75,11 +75,11 @@ class _TrackedGroup:
         length, self._since, self._reader, self._removals = shard.call(lookup.begin_changes)
         # The id of each row and the number of its table, -1 if it has none.
         self._ids = np.zeros([length], np.int64)
-        self._numbers = np.full([length], -1, np.int32)
+        self._tables = np.full([length], -1, np.int32)
 
     def note(self, chunk: RowChunk) -> None:
         self._ids[chunk.numbers] = chunk.ids
-        self._numbers[chunk.numbers] = self.names.index(chunk.name)
+        self._tables[chunk.numbers] = self.names.index(chunk.name)
 
     def take(self) -> dict[str, Changes]:
         rows, entries, is_complete, removed = self.shard.call(
@@ -87,14 +87,14 @@ class _TrackedGroup:
         )
         is_complete = bool(is_complete)
         if not is_complete:
-            rows = rows[:0]
+            rows = rows[:0]  # some have had other ids meanwhile, or none that is known
         self._grow(1 + max(rows.max(initial=-1), entries[:, 0].max(initial=-1)))
         # Of several ids that have had a row, the last one counts.
-        self._ids[entries[:, 0]], self._numbers[entries[:, 0]] = entries[:, 2], entries[:, 1]
-        numbers = self._numbers[rows]
+        self._ids[entries[:, 0]], self._tables[entries[:, 0]] = entries[:, 2], entries[:, 1]
+        tables = self._tables[rows]
         changes = {}
         for number, (name, (gone, has_all)) in enumerate(zip(self.names, removed, strict=True)):
-            changed = rows[numbers == number]
+            changed = rows[tables == number]
             ids, gone = self._ids[changed], np.unique(gone)
             if self.shard.tables[name].config.is_replicated:
                 owned = self.shard.owns(ids)
@@ -104,6 +104,7 @@ class _TrackedGroup:
         return changes
 
     def _grow(self, length: int) -> None:
-        more = max(length - len(self._ids), 0)
-        self._ids = np.pad(self._ids, (0, more))
-        self._numbers = np.pad(self._numbers, (0, more), constant_values=-1)
+        more = length - len(self._ids)
+        if more > 0:
+            self._ids = np.pad(self._ids, (0, more))
+            self._tables = np.pad(self._tables, (0, more), constant_values=-1)

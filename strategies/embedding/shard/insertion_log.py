@@ -10,7 +10,6 @@ from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.devices import HOST
 from strategies.variables.growable_array import GrowableArray
 
-_ROW, _TABLE, _ID = range(3)
 # Rows of the log for which memory is reserved; it grows beyond.
 _EXPECTED = 1 << 12
 
