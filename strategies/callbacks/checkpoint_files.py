@@ -33,6 +33,7 @@ from strategies.compat.keras import (
     tensorflow_variable,
     variables_of,
 )
+from strategies.compat.tensorflow import MirroredVariable, ResourceVariable
 from strategies.data import iterator_position
 from strategies.data.iterator_position import (
     IteratorPosition,
@@ -53,6 +54,7 @@ from strategies.files.atomic_files import (
     write_npz,
 )
 from strategies.utils.background_thread import BackgroundTask
+from strategies.utils.devices import HOST
 from strategies.utils.memory import available_memory
 from strategies.variables.row_variable import RowVariable
 
@@ -69,7 +71,7 @@ class CheckpointSave:
     """One checkpoint that all workers write, together, stage by stage.
 
     1. All rows are written, while training goes on; left out if there are none.
-    2. `cut`, between two steps: the rows that have changed since and a copy of the other variables
+    2. `cut`, between two steps: the rows that have changed since and the other variables' values
        are taken. The checkpoint is of this step. They are written while training goes on.
     3. `publish`, when all workers have written: the new checkpoint takes the place of the last one,
        whose files are removed. Training goes on meanwhile.
@@ -206,15 +208,11 @@ class CheckpointSave:
                 tables.cut(self._rows[number], available_memory() // _SHARE_OF_MEMORY)
             else:
                 tables.save(self._rows_of(number), delta=False)
-        # On all workers, because a variable that is sharded over them is gathered to be read.
-        values = [tensorflow_variable(each).numpy() for each in variables]
-        own = {number: values[number] for number in self._numbers_of_own(variables, values)}
-        size = sum(value.nbytes for value in own.values())
+        own = self._own_values(variables)
+        size = sum(value.shape.num_elements() * value.dtype.size for value in own.values())
         memory = available_memory() // _SHARE_OF_MEMORY
         is_copied = self._background and size <= memory
-        if is_copied:
-            own = {number: np.array(value) for number, value in own.items()}
-        elif self._background:
+        if self._background and not is_copied:
             logging.warning(
                 "A checkpoint is written while training waits, because a copy of the variables "
                 "takes %d MiB, and of the memory that is available %d MiB may be used for it.",
@@ -225,7 +223,7 @@ class CheckpointSave:
             # No exchange here: the other workers may have the memory. `finish_stage` raises errors.
             self._task.wait()
 
-    def _write(self, own: Mapping[int, np.ndarray]) -> None:
+    def _write(self, own: Mapping[int, tf.Tensor]) -> None:
         for rows in self._rows:
             rows.write_rest()
         if self._is_divided or self._collectives.rank == 0:
@@ -238,20 +236,32 @@ class CheckpointSave:
                 flush_to_disk(file)
             self.position_bytes = sum(file.stat().st_size for file in files)
 
-    def _numbers_of_own(self, variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[int]:
-        """Returns the numbers of the variables that this worker writes."""
-        if not self._is_divided:
-            return list(range(len(variables))) if self._collectives.rank == 0 else []
+    def _own_values(self, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
+        """Returns the values of the variables that this worker writes, by number, in host memory.
+
+        A value keeps the memory of its variable: TensorFlow does not write to a variable that
+        shares its memory, but gives it new memory. So a value is copied by the next update of its
+        variable, if that updates in place at all, and not here, while all workers wait.
+        """
         # Any other variable may differ between workers, such as a counter of a custom layer.
         same = {id(each) for each in variables_of(self._model, "trainable_variables")}
         same |= {id(each) for each in optimizer_variables(self._model)}
         sizes = [0] * self._collectives.size
-        own = []
-        for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
-            rank = sizes.index(min(sizes)) if id(variable) in same else 0
-            sizes[rank] += value.nbytes
-            if rank == self._collectives.rank:
-                own.append(number)
+        own = {}
+        for number, variable in enumerate(variables):
+            inner = tensorflow_variable(variable)
+            is_same = self._is_divided and id(variable) in same
+            rank = sizes.index(min(sizes)) if is_same else 0
+            # By the shape: reading a variable to learn its size would copy it from a GPU.
+            sizes[rank] += (inner.shape.num_elements() or 0) * inner.dtype.size
+            is_own = rank == self._collectives.rank
+            if not is_own and isinstance(inner, (ResourceVariable, MirroredVariable)):
+                continue
+            # Others, such as metrics and sharded optimizer state, are read by all workers together.
+            value = inner.read_value()
+            if is_own:
+                with tf.device(HOST):
+                    own[number] = tf.identity(value)
         return own
 
     def publish(self) -> None:
@@ -393,7 +403,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"the file {path.name!r} ({error})") from None
 
 
-def _write_arrays(path: Path, arrays: Mapping[int, np.ndarray]) -> None:
+def _write_arrays(path: Path, arrays: Mapping[int, tf.Tensor]) -> None:
     """Writes a .npz file, whose members have checksums, and flushes it to disk."""
     with path.open("wb") as file:
         write_npz(file, {str(number): array for number, array in arrays.items()})
