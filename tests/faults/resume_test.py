@@ -304,7 +304,7 @@ def run_training(forked, *arguments, workers=2, ps=0):
 @pytest.mark.parametrize(
     ("ps", "options"),
     [
-        (1, []),
+        (1, ["--embedding"]),  # one of the workers saves no rows
         (2, ["--embedding"]),
         (1, ["--replicas", 2]),
         (0, ["--files"]),

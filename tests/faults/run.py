@@ -624,7 +624,12 @@ def all_kills(
 
 
 def _submit(
-    pool: Executor, kinds: Sequence[str], short: bool, seed: int, python: str
+    pool: Executor,
+    kinds: Sequence[str],
+    ways: Sequence[str],
+    short: bool,
+    seed: int,
+    python: str,
 ) -> Iterator[list[Future[Row]]]:
     """Starts all faults of these kinds but those of the network; yields the attempts of a row."""
     if "inputs" in kinds:
@@ -645,9 +650,10 @@ def _submit(
         for mode in ["half_async"] if short else ["half_async", "async"]:
             yield [pool.submit(come_and_go, mode, 40 if short else 600, f"{seed} {mode}", python)]
     if "saves" in kinds:
-        yield from all_kills(pool, _SAVING_WAYS, True, short, seed, python)
+        saving = [way for way in _SAVING_WAYS if way in ways]
+        yield from all_kills(pool, saving, True, short, seed, python)
     if "kills" in kinds:
-        yield from all_kills(pool, list(WAYS), False, short, seed, python)
+        yield from all_kills(pool, ways, False, short, seed, python)
 
 
 def _forking(stack: contextlib.ExitStack) -> str:
@@ -662,6 +668,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a few of each, in under 4 minutes")
     parser.add_argument("--only", nargs="+", default=_KINDS, choices=_KINDS, help="some kinds")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS,
+                        help="some ways to train, of those that are killed")  # fmt: skip
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--python", help="what runs the jobs; by default forks that have "
                         "imported TensorFlow")  # fmt: skip
@@ -677,7 +685,9 @@ def main() -> int:
         pool = ProcessPoolExecutor(_AT_ONCE, processes)
         stack.callback(pool.shutdown, cancel_futures=True)
         network = [pool.submit(disturb_all, short)] if "network" in arguments.only else []
-        for attempts in list(_submit(pool, arguments.only, short, arguments.seed, python)):
+        for attempts in list(
+            _submit(pool, arguments.only, arguments.ways, short, arguments.seed, python)
+        ):
             row = attempts[0].result()
             for attempt in attempts[1:]:
                 row.add(attempt.result())

@@ -110,7 +110,8 @@ class BackgroundSave:
                         self._tracker.note(chunk)
                         servers.append(files, position, chunk)
                         check()
-                    files.append(snapshot.initial_arrays(self._tables[name]))
+                    if self._local:
+                        files.append(snapshot.initial_arrays(self._tables[name]))
 
     def cut(self, memory: int) -> None:
         """Takes what has changed since the first pass began; all workers must call it.

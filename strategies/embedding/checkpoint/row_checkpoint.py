@@ -262,7 +262,8 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
                     parts_of(path / folder, rank), enumerate(tables)
                 ):
                     files = files_of_table(path / folder, position, part)
-                    if files or not _is_without_rows(path / folder, position):
+                    has_rows = any(map(array_specs.is_row_array, files))
+                    if has_rows or not _is_saved_by_others(path / folder, position):
                         _check_arrays(shards[0], name, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -272,12 +273,12 @@ def _verify(shards: Sequence[TableShard], path: Path, collectives: Collectives) 
     return latest
 
 
-def _is_without_rows(folder: Path, position: int) -> bool:
-    """Returns whether a worker may have saved no files of a table, because others have.
+def _is_saved_by_others(folder: Path, position: int) -> bool:
+    """Returns whether a worker may have saved no rows of a table, because others have.
 
     One worker saves the rows of each parameter server, and there may be fewer servers than workers.
     """
-    return any(folder.glob(f"table{position}-worker*.npy"))
+    return any(folder.glob(f"table{position}-worker*-ids.npy"))
 
 
 def _check_arrays(shard: TableShard, name: str, files: Mapping[str, Path]) -> None:
