@@ -28,6 +28,7 @@ from strategies.embedding.validation import (
     check_optimizer,
     check_output_dim_or_features,
     check_settings,
+    check_symbolic_inputs,
     drop_stock_arguments,
     feature_from,
     is_training,
@@ -223,6 +224,15 @@ class EmbeddingLayer:
                 name="lead", shape=(), initializer="zeros", dtype="float32"
             )
         return self._lead_weight
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, after checking that its inputs are not placeholders of the other Keras.
+
+        Raises:
+          TypeError: if one is.
+        """
+        check_symbolic_inputs((args, kwargs), self.optimizers.__name__.partition(".")[0])
+        return super().__call__(*args, **kwargs)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks up the rows of ids.

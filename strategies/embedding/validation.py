@@ -180,6 +180,27 @@ def check_optimizer(table: TableConfig, dtype: str) -> None:
         )
 
 
+def check_symbolic_inputs(inputs: Any, api: str) -> None:
+    """Checks that no input is a placeholder of the other Keras.
+
+    Args:
+      inputs: the arguments of a call of the layer.
+      api: "keras" or "tf_keras", whose layer it is.
+
+    Raises:
+      TypeError: if an input is.
+    """
+    for each in tf.nest.flatten(inputs):
+        kind = type(each)
+        other = kind.__module__.partition(".")[0]
+        if kind.__name__.endswith("KerasTensor") and other != api:
+            raise TypeError(
+                f"The layer and its inputs must be of the same Keras. Received: a layer of {api}, "
+                f"and an input of {other}. Use strategies.embedding.{other}_layer."
+                "DistributedEmbedding."
+            )
+
+
 def is_training(training: Any) -> bool | None:
     """Returns the `training` argument of a call as a bool; None stays None.
 

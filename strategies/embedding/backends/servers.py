@@ -42,12 +42,12 @@ class ServerBackend:
         """Raises ValueError if parameter servers do not support one of the tables."""
         for configs in specs.groups.values():
             for config in configs:
-                is_supported = config.optimizer is None and config.overflow != "share"
-                if not is_supported or config.is_replicated:
+                own = None if config.optimizer is None else type(config.optimizer).__name__
+                if own is not None or config.overflow == "share" or config.is_replicated:
                     raise ValueError(
                         "Tables on parameter servers cannot have an optimizer of their own, "
                         "overflow='share' or placement='replicated'. Received: "
-                        f"optimizer={config.optimizer!r}, overflow={config.overflow!r} and "
+                        f"optimizer={own}, overflow={config.overflow!r} and "
                         f"placement={config.placement!r} for the table {config.name!r}. Omit "
                         "them, or start the job without --ps."
                     )

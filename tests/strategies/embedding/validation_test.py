@@ -190,3 +190,13 @@ def test_keras_compiles_no_model_with_a_table_by_xla():
         model.compile("sgd", "mse", jit_compile=True)
     model.fit(np.ones([4, 3], np.int64), np.ones([4, 1]), verbose=0)
     assert layer.rows()[0].tolist() == [1]
+
+
+@both
+def test_a_placeholder_of_the_other_keras_is_refused(api):
+    apis = {"keras": keras, "tf_keras": tf_keras}
+    own, (other,) = apis.pop(api), apis
+    layer = EMBEDDINGS[api](4)
+    with pytest.raises(TypeError, match=f"an input of {other}. Use .*{other}_layer"):
+        layer(apis[other].Input([3], dtype="int64"))
+    assert layer(own.Input([3], dtype="int64")).shape[-1] == 4
