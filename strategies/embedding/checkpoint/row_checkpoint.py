@@ -194,7 +194,7 @@ def _write_part(
                     # A list of the ids that are left is not needed if the removed ones are known.
                     known = chunk if removed is None else replace(chunk, present=None)
                     servers.append(files, position, known)
-                if removed is not None:
+                if removed is not None and local:
                     files.append({array_specs.REMOVED: removed})
                 files.append(snapshot.extra_arrays(local, name))
 
