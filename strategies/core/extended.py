@@ -71,6 +71,7 @@ from strategies.variables.on_read_variable import (
 from strategies.variables.optimizer_traits import update_without_xla
 from strategies.variables.row_variable import (
     RowVariable,
+    check_clips_no_global_norm,
     check_identifies_rows,
     requested_table,
 )
@@ -370,9 +371,12 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
 
     def _update_rows(self, var: RowVariable, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Updates this worker's rows of a table, which its replicas share."""
-        update_without_xla(optimizer_of(fn))
-        if args and self._num_replicas_in_sync > 1 and optimizer_of(fn) is not None:
+        optimizer = optimizer_of(fn)
+        update_without_xla(optimizer)
+        if args and self._num_replicas_in_sync > 1 and optimizer is not None:
             check_identifies_rows(self._first_local(args[0]), var)
+        if args and self.collectives.size > 1:
+            check_clips_no_global_norm(optimizer, var)
         # The gradient has been summed over all replicas, so all replicas have the same one.
         args, kwargs = tf.nest.map_structure(self._first_local, (tuple(args), dict(kwargs or {})))
         if self.precedes_rows(fn, args):

@@ -511,3 +511,22 @@ def check_identifies_rows(gradient: Any, variable: RowVariable) -> None:
             "Keras 3's global_clipnorm and functions of gradients return. Use clipnorm or "
             "clipvalue, or leave the embedding's gradient unchanged."
         )
+
+
+def check_clips_no_global_norm(optimizer: Any, variable: RowVariable) -> None:
+    """Checks that an optimizer does not clip by the norm of all gradients of its worker.
+
+    tf_keras computes the norm after the sum over workers. But each worker has the gradients of its
+    own rows, so each would scale the other gradients differently, and their weights would differ.
+
+    Raises:
+      ValueError: if it does.
+    """
+    norm = getattr(optimizer, "global_clipnorm", None)
+    if norm:
+        raise ValueError(
+            "global_clipnorm cannot be used with a DistributedEmbedding on several workers, "
+            "because each worker may know only the gradients of its own rows. Received: "
+            f"global_clipnorm={norm} in {type(optimizer).__name__}, and the table "
+            f"{variable.table_name!r}. Use clipnorm or clipvalue."
+        )

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
+from tests.support.assertions import raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of
 from tests.support.reference import of_one_process
@@ -269,6 +270,20 @@ def check_masks_in_a_subclassed_model_without_training():
         return fit(model, PADDED)
 
     has_the_losses_of_stock_layers(train)
+
+
+def check_a_global_norm_is_that_of_one_process_or_refused():
+    def train(side):
+        with side.scope():
+            model = Plain(side.embedding(), [layers.Flatten(), dense()])
+            model.compile(k.optimizers.SGD(0.5, global_clipnorm=0.05), "mse")
+        return fit(model, IDS)
+
+    if kind != "cluster":
+        has_the_losses_of_stock_layers(train)
+    elif api == "tf_keras":  # otherwise the workers' other weights would differ
+        with raises(ValueError, "global_clipnorm cannot be used"):
+            train(Ours)
 
 
 if __name__ == "__main__":
