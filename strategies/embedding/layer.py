@@ -232,7 +232,7 @@ class EmbeddingLayer:
           TypeError: if one is.
         """
         check_symbolic_inputs((args, kwargs), self.optimizers.__name__.partition(".")[0])
-        return super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]  # Keras's Layer
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks up the rows of ids.
