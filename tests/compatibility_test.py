@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from compatibility import Result, judged, literal, page, surprises
-from compatibility_columns import EXPECTED, KERAS, STRATEGIES
+from compatibility_columns import EXPECTED, KERAS, STRATEGIES, TABLES
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "compatibility.py"
 
@@ -21,15 +21,21 @@ def cache(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "keras"), [("multi-worker", "keras"), ("servers-sync", "tf_keras")]
+    ("table", "strategy", "keras"),
+    [
+        ("models", "multi-worker", "keras"),
+        ("models", "servers-sync", "tf_keras"),
+        ("rows", "servers-geo", "keras"),
+    ],
 )
-def test_every_cell_is_as_the_table_says(forked, cache, strategy, keras):
+def test_every_cell_is_as_the_table_says(forked, cache, table, strategy, keras):
     command = [forked.python, TOOL, "--strategy", strategy, "--keras", keras, "--cache", cache]
+    command += ["--table", table]
     # Beside other tests a cell takes several times as long as alone.
     process = forked.popen([*map(str, command), "--patience", "600"])
     output, _ = process.communicate(timeout=3000)
     assert process.returncode == 0, output
-    assert output.count("| yes") >= 20, output
+    assert output.count("| yes") >= {"models": 20, "rows": 8}[table], output
     forked.assert_nothing_left()
 
 
@@ -80,7 +86,9 @@ def test_an_expected_failure_that_is_gone_is_a_surprise(key, why):
 
 def test_the_page_has_each_error_once():
     failed = Result("fails", "ValueError: no | way")
-    text = page({"keras": {"mirrored": {"Dense": Result("ok"), "A": failed, "B": failed}}})
+    text = page(
+        {("models", "keras"): {"mirrored": {"Dense": Result("ok"), "A": failed, "B": failed}}}
+    )
     assert "| Dense | yes |" in text
     assert "| B | fails [1] |" in text
     assert text.count("no | way") == 1
@@ -89,10 +97,10 @@ def test_the_page_has_each_error_once():
 PAGE = TOOL.parent.parent / "docs" / "compatibility.md"
 
 
-def columns_of(text):
+def columns_of(text, table="models"):
     """Returns what the page says: Keras, strategy, cell -> the state and the note."""
     notes = dict(re.findall(r"^(\d+)\. (.*)$", text, re.M))
-    keras_of = {title: keras for keras, title in KERAS.items()}
+    keras_of = {TABLES[table] + title: keras for keras, title in KERAS.items()}
     names = {column.title: name for name, column in STRATEGIES.items()}
     found = {}
     for title, part in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
@@ -113,22 +121,25 @@ def test_a_page_is_read_as_it_was_written():
     failed = Result("fails", "ValueError: no way")
     results = {"mirrored": {"A": Result("ok"), "B": failed}, "stock-mirrored": {"A": failed}}
     results["stock-mirrored"]["B"] = Result("missing", "none")
-    found = columns_of(page({"keras": results}))
+    found = columns_of(page({("models", "keras"): results}))
     assert found["keras", "mirrored", "A"] == ("yes", "")
     assert found["keras", "mirrored", "B"] == ("fails", "ValueError: no way")
     assert found["keras", "stock-mirrored", "B"] == ("missing", "none")
 
 
-def test_the_page_is_what_is_expected(monkeypatch):
+@pytest.mark.parametrize("table", TABLES)
+def test_the_page_is_what_is_expected(monkeypatch, table):
     """Each column of the page in docs has these cells, and ours fail where EXPECTED says so."""
     monkeypatch.syspath_prepend(str(TOOL.parent.parent / "tests" / "distributed"))
     from cells import CELLS
 
-    found = columns_of(PAGE.read_text())
-    cells = {cell.name for cell in CELLS}
+    found = columns_of(PAGE.read_text(), table)
+    cells = {cell.name for cell in CELLS[table]}
     ours = {name for name, column in STRATEGIES.items() if column.is_ours}
     columns = {(keras, name) for keras, name, _ in found}
     assert {keras for keras, _ in columns} == set(KERAS)
+    names = {name for name, column in STRATEGIES.items() if table in column.tables}
+    assert {name for _, name in columns} == names, "make compatibility"
     for column in columns:
         measured = {cell for *other, cell in found if tuple(other) == column}
         assert measured == cells, f"{column}: make compatibility"

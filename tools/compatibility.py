@@ -12,6 +12,7 @@ a new process. The exit code is 1 if one of ours fails that is not expected to.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -25,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from compatibility_columns import ALONE, EXPECTED, KERAS, STRATEGIES, Strategy
+from compatibility_columns import ALONE, EXPECTED, KERAS, STRATEGIES, TABLES, Strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "distributed" / "compatibility.py"
@@ -55,10 +56,13 @@ What works under which strategy. Every cell was run, on {devices}, by
 
 *yes*: it runs; the loss is a number and falls; all workers and replicas have the same logs,
 predictions and weights, to the bit; and these are one process's at the same global batch, to
-{tolerance} (mixed precision: to 0.05; Dropout and BatchNormalization have random numbers and
-statistics of their own on each replica). *wrong*: it runs, and something of this does not hold.
-*fails*: with the error in the note. *hangs*: no sign of life. *alone*: it works in a process that
-has run no other cell before. *missing*: this Keras has no such feature."""
+{tolerance} (mixed precision and rows of 16 bits: to 0.05; Dropout and BatchNormalization have
+random numbers and statistics of their own on each replica, a full table evicts by shard, and
+Keras 3 clips each replica's gradient, as under stock strategies). In `async`, `half_async` and
+`geo`, whose workers do not take each step together, only the loss and what was saved are checked.
+*wrong*: it runs, and something of this does not hold. *fails*: with the error in the note. *hangs*:
+no sign of life. *alone*: it works in a process that has run no other cell before. *missing*: this
+Keras has no such feature."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +85,38 @@ class Group:
     Args:
       strategy: the column's.
       keras: which Keras.
+      table: which table.
       skipped: the cells that are not to run.
       options: `patience`, the seconds without a sign of life after which they hang, and `gpus`, how
         many GPUs there are for them; on CPUs if there are none.
     """
 
     def __init__(
-        self, strategy: Strategy, keras: str, skipped: list[str], options: argparse.Namespace
+        self,
+        strategy: Strategy,
+        keras: str,
+        table: str,
+        skipped: list[str],
+        options: argparse.Namespace,
     ):
         self._options = options
         with tempfile.TemporaryDirectory() as directory:
             records = Path(directory) / "records"
             records.touch()
-            self.code = self._run(strategy, keras, skipped, records)
+            self.code = self._run(strategy, keras, table, skipped, records)
             self.records = [json.loads(line) for line in records.read_text().splitlines()]
 
-    def _run(self, strategy: Strategy, keras: str, skipped: list[str], records: Path) -> int | None:
+    def _run(
+        self, strategy: Strategy, keras: str, table: str, skipped: list[str], records: Path
+    ) -> int | None:
         """Returns the exit code, None if they hang."""
         command = [
             *(sys.executable, "-m", "tf_config", "run", "--workers", strategy.workers),
             *(("--ps", strategy.servers) if strategy.servers else ()),
             *words_of_gpus(strategy, self._options.gpus),
             *(SCRIPT, strategy.make, "--options", json.dumps(strategy.options)),
-            *("--keras", keras, "--cpus", strategy.cpus, "--records", records, "--skip", *skipped),
+            *("--keras", keras, "--cpus", strategy.cpus, "--records", records, "--table", table),
+            *("--skip", *skipped),
         ]
         environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         environ |= {"TF_USE_LEGACY_KERAS": str(int(keras == "tf_keras")), **strategy.environ}
@@ -176,13 +189,18 @@ def words_of_gpus(strategy: Strategy, gpus: int) -> tuple[str, ...]:
 
 
 def column(
-    strategy: Strategy, keras: str, expected: dict[str, Any], options: argparse.Namespace
+    strategy: Strategy,
+    keras: str,
+    table: str,
+    expected: dict[str, Any],
+    options: argparse.Namespace,
 ) -> tuple[dict[str, Result], dict[str, Any]]:
     """Returns what came of each cell, and the numbers.
 
     Args:
       strategy: the column's.
       keras: which Keras.
+      table: which table.
       expected: the numbers of one process, by cell.
       options: see `Group`.
     """
@@ -190,12 +208,14 @@ def column(
     facts: dict[str, Any] = {}
     again: tuple[str, Result] | None = None
     while True:
-        group = Group(strategy, keras, list(results), options)
+        group = Group(strategy, keras, table, list(results), options)
         for name, records in group.cells.items():
             ended = [record for record in records if record["state"] in ("ok", "missing")]
             if len(ended) == strategy.workers:
                 least = GPU_TOLERANCE if options.gpus else 0.0
-                results[name] = judged(ended, expected.get(name), least)
+                compared = ended if strategy.is_in_step else ended[:1]
+                of_one = expected.get(name) if strategy.is_in_step else None
+                results[name] = judged(compared, of_one, least)
                 facts[name] = ended[0].get("facts")
                 if again is not None and again[0] == name and results[name].state == "ok":
                     results[name] = Result("alone", again[1].note or again[1].state)
@@ -277,14 +297,16 @@ def shortened(text: str) -> str:
 def main() -> int:
     """Measures, prints, and returns the exit code."""
     options = parsed()
-    measured: dict[str, dict[str, dict[str, Result]]] = {}
+    measured: dict[tuple[str, str], dict[str, dict[str, Result]]] = {}
     unexpected = []
-    for keras in options.keras:
-        expected = numbers_of_one_process(keras, options)
+    for table_name, keras in itertools.product(options.table, options.keras):
+        expected = numbers_of_one_process(keras, table_name, options)
         for name in options.strategy:
+            if table_name not in STRATEGIES[name].tables:
+                continue
             started = time.monotonic()
-            results = results_of(STRATEGIES[name], keras, expected, options)
-            measured.setdefault(keras, {})[name] = results
+            results = results_of(STRATEGIES[name], keras, table_name, expected, options)
+            measured.setdefault((table_name, keras), {})[name] = results
             bad = surprises(keras, name, results, set(expected))
             unexpected += bad
             seconds = time.monotonic() - started
@@ -298,18 +320,21 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--keras", nargs="+", choices=KERAS, default=list(KERAS))
+    parser.add_argument("--table", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--patience", type=float, default=90, help="seconds until a cell hangs")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of this machine to run on")
     parser.add_argument("--cache", type=Path, help="a directory that keeps what is measured")
     return parser.parse_args()
 
 
-def numbers_of_one_process(keras: str, options: argparse.Namespace) -> dict[str, Any]:
+def numbers_of_one_process(
+    keras: str, table_name: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Returns what every cell gives without a strategy, or gave in an earlier run."""
-    file = options.cache and options.cache / f"{keras}.json"
+    file = options.cache and options.cache / f"{table_name}-{keras}.json"
     if file and file.exists():
         return json.loads(file.read_text())
-    results, facts = column(ALONE, keras, {}, options)
+    results, facts = column(ALONE, keras, table_name, {}, options)
     failed = {name: one for name, one in results.items() if one.state not in ("ok", "missing")}
     if failed:
         raise RuntimeError(f"In one process every cell works. Received: {failed}. Mend the cell.")
@@ -319,13 +344,17 @@ def numbers_of_one_process(keras: str, options: argparse.Namespace) -> dict[str,
 
 
 def results_of(
-    strategy: Strategy, keras: str, expected: dict[str, Any], options: argparse.Namespace
+    strategy: Strategy,
+    keras: str,
+    table_name: str,
+    expected: dict[str, Any],
+    options: argparse.Namespace,
 ) -> dict[str, Result]:
     """Returns what came of each cell, now or in an earlier run."""
-    file = options.cache and options.cache / f"{keras}-{strategy.name}.json"
+    file = options.cache and options.cache / f"{table_name}-{keras}-{strategy.name}.json"
     if file and file.exists():
         return {name: Result(**one) for name, one in json.loads(file.read_text()).items()}
-    results, _ = column(strategy, keras, expected, options)
+    results, _ = column(strategy, keras, table_name, expected, options)
     if file:
         file.write_text(json.dumps({name: asdict(one) for name, one in results.items()}))
     return results
@@ -351,11 +380,12 @@ def is_expected(keras: str, strategy: str, cell: str, result: Result) -> bool:
     return why is not None and result.state == "fails" and why in result.note
 
 
-def page(measured: dict[str, dict[str, dict[str, Result]]], gpus: int = 0) -> str:
+def page(measured: dict[tuple[str, str], dict[str, dict[str, Result]]], gpus: int = 0) -> str:
     """Returns the tables of both Keras as Markdown, with the errors below."""
     notes: dict[str, int] = {}
     tables = [
-        f"## {KERAS[keras]}\n\n{table(columns, notes)}" for keras, columns in measured.items()
+        f"## {TABLES[name]}{KERAS[keras]}\n\n{table(columns, notes)}"
+        for (name, keras), columns in measured.items()
     ]
     lines = [f"{number}. {literal(note)}" for note, number in notes.items()]
     below = ["## Notes\n\n" + "\n".join(lines)] if lines else []

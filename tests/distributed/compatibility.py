@@ -1,6 +1,6 @@
-"""Runs every cell of one column of the compatibility table: one strategy, one Keras.
+"""Runs every cell of one column of a compatibility table: one strategy, one Keras.
 
-compatibility.py STRATEGY --keras keras|tf_keras --records FILE
+compatibility.py STRATEGY --keras keras|tf_keras --records FILE [--table models|rows]
                  [--options JSON] [--cpus N] [--only CELL ...] [--skip CELL ...]
 
 STRATEGY is what makes it, by name: `strategies.MirroredStrategy` with the options
@@ -36,7 +36,7 @@ def main():
     module, _, name = options.strategy.partition(".")
     make = operator.attrgetter(name)(importlib.import_module(ALIASES.get(module, module)))
     lab = Lab(importlib.import_module(options.keras), make(**options.options))
-    for cell in CELLS:
+    for cell in CELLS[options.table]:
         if cell.name in options.skip or options.only and cell.name not in options.only:
             continue
         about = {"cell": cell.name, "tolerance": cell.tolerance}
@@ -69,6 +69,7 @@ def parsed():
     parser.add_argument("strategy")
     parser.add_argument("--keras", required=True)
     parser.add_argument("--records", required=True)
+    parser.add_argument("--table", default="models", choices=CELLS)
     parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--cpus", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
