@@ -1,8 +1,8 @@
 """Trains a network on the workers of TF_CONFIG; prints the milliseconds of a step.
 
-Of the clock, and of the first worker's processor, which varies less beside other programs.
-
 small_steps.py UNITS [--short]
+
+They are printed by the clock, and as processor time of the first worker.
 """
 
 from __future__ import annotations

@@ -211,15 +211,15 @@ class CheckpointSave:
         own = self._own_values(variables)
         size = sum(value.shape.num_elements() * value.dtype.size for value in own.values())
         memory = available_memory() // _SHARE_OF_MEMORY
-        is_copied = self._background and size <= memory
-        if self._background and not is_copied:
+        goes_on = self._background and size <= memory
+        if self._background and not goes_on:
             logging.warning(
                 "A checkpoint is written while training waits, because a copy of the variables "
                 "takes %d MiB, and of the memory that is available %d MiB may be used for it.",
                 size >> 20, memory >> 20,
             )  # fmt: skip
         self._task = self._begin(lambda _: self._write(own))
-        if not is_copied:
+        if not goes_on:
             # No exchange here: the other workers may have the memory. `finish_stage` raises errors.
             self._task.wait()
 
@@ -241,7 +241,8 @@ class CheckpointSave:
 
         A value keeps the memory of its variable: TensorFlow does not write to a variable that
         shares its memory, but gives it new memory. So a value is copied by the next update of its
-        variable, if that updates in place at all, and not here, while all workers wait.
+        variable, if that updates in place at all, and not here, while all workers wait. From a GPU,
+        it is copied to the host here.
         """
         # Any other variable may differ between workers, such as a counter of a custom layer.
         same = {id(each) for each in variables_of(self._model, "trainable_variables")}
