@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gpu_check
 import pytest
+from compatibility_columns import cached_column
 from gpu_check import Check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,9 +69,11 @@ def test_each_row_has_a_title_of_its_own(tmp_path):
     for gpus in (0, 1, 2):
         checks = gpu_check.checks(gpus)
         rows = gpu_check.rows(gpus, is_whole=False, cache=tmp_path)
-        assert len(rows) == len(checks) + 4 > 16
-        # Six strategies in two Keras, in place of two in one.
-        assert len(gpu_check.rows(gpus, is_whole=True, cache=tmp_path)) == len(rows) + 10
+        # Kernels, the speed, and two columns of each of the two tables.
+        assert len(rows) == len(checks) + 6 > 16
+        # Of models six columns in two Keras, of rows nine, in place of two of each in one.
+        whole = gpu_check.rows(gpus, is_whole=True, cache=tmp_path)
+        assert len(whole) == len(rows) + (12 - 2) + (18 - 2)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +83,18 @@ def test_each_row_has_a_title_of_its_own(tmp_path):
 def test_a_column_says_how_many_cells_work(monkeypatch, tmp_path, code, verdict, note):
     def execute(command, limit, **environ):
         measured = {"Dense": {"state": "ok"}, "`jit_compile=True`": {"state": "fails"}}
-        (tmp_path / "keras-mirrored.json").write_text(json.dumps(measured))
+        cached_column(tmp_path, "rows", "keras", "mirrored").write_text(json.dumps(measured))
         return subprocess.CompletedProcess(command, code, "the table")
 
     monkeypatch.setattr(gpu_check, "execute", execute)
-    outcome = gpu_check.cells("a column", "mirrored", "keras", 1, tmp_path)
+    outcome = gpu_check.cells("a column", "rows", "mirrored", "keras", 1, tmp_path)
     assert outcome.verdict == verdict and outcome.note.startswith(note)
 
 
 def test_a_column_that_does_not_start_says_why(monkeypatch, tmp_path):
     ended = subprocess.CompletedProcess([], 1, "Traceback\nRuntimeError: no GPU\n")
     monkeypatch.setattr(gpu_check, "execute", lambda *_, **__: ended)
-    outcome = gpu_check.cells("a column", "mirrored", "keras", 1, tmp_path)
+    outcome = gpu_check.cells("a column", "rows", "mirrored", "keras", 1, tmp_path)
     assert outcome.verdict == "no" and outcome.note == "RuntimeError: no GPU"
 
 
@@ -108,7 +111,7 @@ def test_kernels_are_named_that_were_found(monkeypatch, code):
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "only", ["mixed", "servers, sync", "logical", "kernels", "compatibility: mirrored"]
+    "only", ["mixed", "servers, sync", "logical", "kernels", "compatibility of rows: mirrored"]
 )
 def test_a_part_runs_here(job, tmp_path, only):
     command = [sys.executable, str(ROOT / "tools" / "gpu_check.py"), "--only", only]

@@ -26,7 +26,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from compatibility_columns import ALONE, EXPECTED, KERAS, STRATEGIES, TABLES, Strategy
+from compatibility_columns import (
+    ALONE,
+    EXPECTED,
+    KERAS,
+    STRATEGIES,
+    TABLES,
+    Strategy,
+    cached_column,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "distributed" / "compatibility.py"
@@ -351,7 +359,7 @@ def results_of(
     options: argparse.Namespace,
 ) -> dict[str, Result]:
     """Returns what came of each cell, now or in an earlier run."""
-    file = options.cache and options.cache / f"{table_name}-{keras}-{strategy.name}.json"
+    file = options.cache and cached_column(options.cache, table_name, keras, strategy.name)
     if file and file.exists():
         return {name: Result(**one) for name, one in json.loads(file.read_text()).items()}
     results, _ = column(strategy, keras, table_name, expected, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -94,6 +95,12 @@ COLUMNS = [
 STRATEGIES = {column.name: column for column in [ALONE, *COLUMNS]}
 TABLES = {"models": "", "rows": "`DistributedEmbedding`, "}
 KERAS = {"keras": "Keras 3", "tf_keras": "tf_keras"}
+
+
+def cached_column(cache: Path, table: str, keras: str, strategy: str) -> Path:
+    """Returns the file that keeps what was measured of a column."""
+    return cache / f"{table}-{keras}-{strategy}.json"
+
 
 # What does not work with ours today: Keras, strategy, cell -> a part of the error.
 NO_XLA_ACROSS_DEVICES = "XLA cannot compile a step that uses several devices"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import os
@@ -30,7 +31,7 @@ from typing import Any
 import rich
 import rich.progress
 import rich.table
-from compatibility_columns import COLUMNS, KERAS
+from compatibility_columns import COLUMNS, KERAS, TABLES, cached_column
 from rich.markup import escape
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -212,11 +213,12 @@ def kernels() -> Outcome:
     return Outcome(KERNELS, verdict, note, seconds, done.stdout[-20000:])
 
 
-def cells(title: str, strategy: str, keras: str, gpus: int, cache: Path) -> Outcome:
-    """Returns what came of a column of the compatibility table.
+def cells(title: str, table: str, strategy: str, keras: str, gpus: int, cache: Path) -> Outcome:
+    """Returns what came of a column of a compatibility table.
 
     Args:
       title: of the row.
+      table: which table, by its name in compatibility_columns.py.
       strategy: the column's, by its name in compatibility_columns.py.
       keras: which Keras.
       gpus: how many this machine has; without GPUs it runs on CPUs.
@@ -226,12 +228,12 @@ def cells(title: str, strategy: str, keras: str, gpus: int, cache: Path) -> Outc
     done = execute(
         [
             *(sys.executable, str(COMPATIBILITY), "--strategy", strategy, "--keras", keras),
-            *("--gpus", str(gpus), "--cache", str(cache)),
+            *("--table", table, "--gpus", str(gpus), "--cache", str(cache)),
         ],
         LIMIT_OF_A_COLUMN,
     )
     seconds = time.monotonic() - start
-    file = cache / f"{keras}-{strategy}.json"
+    file = cached_column(cache, table, keras, strategy)
     if not file.exists():
         return Outcome(title, "no", last_line(done.stdout), seconds, done.stdout[-20000:])
     states = [each["state"] for each in json.loads(file.read_text()).values()]
@@ -316,17 +318,18 @@ def rows(gpus: int, is_whole: bool, cache: Path) -> dict[str, Callable[[], Outco
 
     Args:
       gpus: how many this machine has.
-      is_whole: whether all of our columns of the compatibility table are measured, or two.
+      is_whole: whether all of our columns of the compatibility tables are measured, or two of each.
       cache: see `cells`.
     """
     found: dict[str, Callable[[], Outcome]] = {KERNELS: kernels}
     for check in checks(gpus):
         found[check.title] = functools.partial(run, check, gpus)
-    for keras in KERAS if is_whole else ("keras",):
-        for column in COLUMNS:
-            if column.is_ours and (is_whole or column.name in SOME_COLUMNS):
-                title = f"compatibility: {column.name}, {KERAS[keras]}"
-                found[title] = functools.partial(cells, title, column.name, keras, gpus, cache)
+    keras_packages = list(KERAS) if is_whole else ["keras"]
+    for table, keras, column in itertools.product(TABLES, keras_packages, COLUMNS):
+        is_wanted = column.is_ours and (is_whole or column.name in SOME_COLUMNS)
+        if is_wanted and table in column.tables:
+            title = f"compatibility of {table}: {column.name}, {KERAS[keras]}"
+            found[title] = functools.partial(cells, title, table, column.name, keras, gpus, cache)
     found[SPEED] = functools.partial(speed, gpus)
     return found
 
