@@ -2,8 +2,9 @@
 
     $ .venv/bin/python benchmarks/monitoring.py --rounds 5
 
-Two workers train by `fit`: a small network, so that a step takes little more than what is around
-it, and a larger one. This process fetches the page once a second, which is more often than
+Workers train by `fit`: a small network, so that a step takes little more than what is around it,
+and larger ones. With `--workers 1`, no step waits for another worker, and the times vary less. This
+process fetches the page once a second, which is more often than
 Prometheus does by default.
 """
 
@@ -20,7 +21,7 @@ from turns import PEERS, measured, on_workers, parser, report
 
 from tf_config.builder import free_ports
 
-UNITS = {"A small network": 32, "A larger one": 768}
+UNITS = {"A small network": 32, "A larger one": 768, "A large one": 2048}
 
 
 def main() -> None:

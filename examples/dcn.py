@@ -3,8 +3,8 @@ r"""Predicts clicks day by day with a Deep & Cross Network (DCN-v2) on 26 tables
     $ python examples/criteo_data.py --directory logs/criteo --rows 20000 --test_rows 5000
     $ tf-config run --workers 2 examples/dcn.py --train 'logs/criteo/train-*' \
         --test 'logs/criteo/test-*' --rows logs/rows
-    [worker 0] day 0: 10868 rows evicted, 5942 kept, 0.7 MB saved
-    [worker 0] day 1: 9872 rows evicted, 8030 kept, 0.9 MB saved
+    [worker 0] day 0: 10868 rows evicted, 5942 kept, 1 MB saved
+    [worker 0] day 1: 9872 rows evicted, 8030 kept, 1 MB saved
     ...
     [worker 0] test loss: 0.4597, test AUC: 0.7110
     [worker 0] loaded 4 saves: all rows are equal
@@ -139,7 +139,7 @@ def main(argv: list[str]) -> None:
         folder = embedding.save_rows(FLAGS.rows, delta=day > 0)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         rows = sum(int(each["rows"]) for each in embedding.statistics().values())
-        strategy.print(f"day {day}: {evicted} rows evicted, {rows} kept, {size / 1e6:.1f} MB saved")
+        strategy.print(f"day {day}: {evicted} rows evicted, {rows} kept, {size / 1e6:.0f} MB saved")
 
     loss, auc = model.evaluate(read(FLAGS.test, strategy), verbose=0)
     strategy.print(f"test loss: {loss:.4f}, test AUC: {auc:.4f}")

@@ -19,7 +19,7 @@ import strategies
 UNITS, SHORT = int(sys.argv[1]), "--short" in sys.argv
 BATCH, WARM_UP = 32, 10 if SHORT else 300
 # About as many seconds with few units as with many.
-STEPS = 50 if SHORT else 6000 if UNITS < 100 else 1500
+STEPS = 50 if SHORT else 6000 if UNITS < 100 else 1500 if UNITS < 1000 else 400
 
 
 class Clock(keras.callbacks.Callback):

@@ -41,14 +41,14 @@ class StepInputs:
                 weights[replica] = _weight(self._leaves[replica])
         return weights
 
-    def counts(self) -> dict[int, tf.Tensor]:
-        """Returns the number of examples of each replica's inputs, as float32."""
+    def counts(self, dtype: tf.DType = tf.float32) -> dict[int, tf.Tensor]:
+        """Returns the number of examples of each replica's inputs."""
         counts = {}
         for replica, device in enumerate(self._devices):
             sized = [leaf for leaf in self._leaves[replica] if leaf.shape.rank]
             with tf.device(device):
                 number = count_examples(sized[0]) if sized else tf.constant(1)
-                counts[replica] = tf.cast(number, tf.float32)
+                counts[replica] = tf.cast(number, dtype)
         return counts
 
     def run_after(

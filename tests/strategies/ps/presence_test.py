@@ -137,11 +137,14 @@ def test_a_job_that_restarts_all_tasks_is_joined_again(forked):
     training = ElasticTraining(
         forked, "half_async", EPOCHS, "checkpoints", stops=IN_EPOCH_1, restarts=1
     )
-    training.touch("stop-1-4-3")
+    # In epoch 5, after the restart, for the worker that joins again.
+    training.touch("stop-1-4-3", "stop-0-5-2")
     joined = join_in_epoch_1(training)
     training.wait_for(1, 4, 3)
     (forked.directory / "stop-1-4-3").unlink()
     os.kill(int((forked.directory / "pid-1").read_text()), signal.SIGKILL)
+    training.wait_for(2, 5, 0)
+    training.touch("go-5-2")
     counts, output = training.finish()
     assert "restart 1 of 1\n" in output
     code, text = forked.finish(joined, HANGING_SECONDS)
