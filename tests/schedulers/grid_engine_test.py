@@ -156,7 +156,11 @@ class GridEngine:
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
-            daemon.wait(20)
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:  # sge_qmaster sometimes waits for longer
+                daemon.kill()
+                daemon.wait()
 
     def submit(self, name, *command):
         """Runs a job on both hosts to its end; returns its exit code and its output."""

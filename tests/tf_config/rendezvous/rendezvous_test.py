@@ -147,7 +147,7 @@ def test_two_processes_that_say_they_are_the_same_task(url):
         meeting.come(Roles(3), 1, name)
     errors = [str(result) for result in meeting.end().values()]
     assert len(errors) == 3
-    assert any("Received: two processes for worker 1" in error for error in errors)
+    assert any("Received: two processes for worker 1" in error for error in errors), errors
 
 
 def test_processes_that_were_told_different_tasks(url):
