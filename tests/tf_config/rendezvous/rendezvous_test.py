@@ -141,7 +141,7 @@ def test_a_directory_that_was_made_for_one_job_is_removed(tmp_path):
 
 
 def test_two_processes_that_say_they_are_the_same_task(url):
-    meeting = RendezvousConfig(url, timeout=3.0)
+    meeting = RendezvousConfig(url, timeout=20.0)
     meeting.come(Roles(3), 0)
     for name in ("a", "b"):
         meeting.come(Roles(3), 1, name)
