@@ -2,9 +2,8 @@
 
     $ .venv/bin/python benchmarks/monitoring.py --rounds 5
 
-Workers train by `fit`: a small network, so that a step takes little more than what is around it,
-and larger ones. With `--workers 1`, no step waits for another worker, and the times vary less. This
-process fetches the page once a second, which is more often than
+Two workers train by `fit`: a small network, so that a step takes little more than what is around
+it, and two larger ones. This process fetches the page once a second, which is more often than
 Prometheus does by default.
 """
 
@@ -21,7 +20,7 @@ from turns import PEERS, measured, on_workers, parser, report
 
 from tf_config.builder import free_ports
 
-UNITS = {"A small network": 32, "A larger one": 768, "A large one": 2048}
+UNITS = {"A small network": 32, "A larger one": 768, "The largest": 2048}
 
 
 def main() -> None:
