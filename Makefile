@@ -6,7 +6,8 @@
 # make conformance   TensorFlow's and Keras's own tests of strategies, over stock ones and ours
 # make gpu-lookalike   every strategy and mode on devices that look like GPUs; see docs/gpus.md
 # make benchmarks   this package and its peers in turn, on an idle machine; CASE="mirrored rows" are two
-#                   of them, OPTIONS="--rounds 5" go to each
+#                   of them, OPTIONS="--rounds 5" go to each, "--before ../earlier" also runs
+#                   the package of another checkout
 # make compatibility   what works under which strategy, stock TensorFlow's too, into docs/compatibility.md
 # make docs    README and docs/ as a site in site/, with the API reference; warnings are errors
 # make dist    the source distribution and the wheel of what is committed, into dist/

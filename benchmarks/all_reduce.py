@@ -9,7 +9,7 @@ left out where none is named. A copy of the same bytes in memory is what no sum 
 
 from __future__ import annotations
 
-from turns import PEERS, measured, on_workers, parser, report
+from turns import PEERS, compare, on_workers, parser
 
 
 def main() -> None:
@@ -32,8 +32,7 @@ def main() -> None:
     if given.torch:
         program = PEERS / "sums_torch.py"
         systems.append(on_workers("PyTorch, gloo", given.workers, given.torch, program, *short))
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="ms")
+    compare(systems, given, less_is_better=True, unit="ms")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 
-from turns import PEERS, measured, on_workers, parser, report
+from turns import PEERS, compare, on_workers, parser
 
 
 def main() -> None:
@@ -27,8 +27,7 @@ def main() -> None:
                 ("not saving", "none"),
             )
         ]  # fmt: skip
-        found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="ms")
+        compare(systems, given, less_is_better=True, unit="ms")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 
 from parameter_server import arguments, coordinator, fit, in_modes, one_process
-from turns import PEERS, System, in_one_process, measured, on_workers, report
+from turns import PEERS, System, compare, in_one_process, on_workers
 
 PADDLE_MODES = ("async", "geo")  # its sync mode crashed in 2.6.2
 
@@ -49,8 +49,7 @@ def main() -> None:
         coordinator(given),
         *(paddle(given, mode) for mode in PADDLE_MODES if given.paddle),
     ]  # fmt: skip
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=False, unit="samples/s")
+    compare(systems, given, less_is_better=False, unit="samples/s")
 
 
 def paddle(given: argparse.Namespace, mode: str) -> System:

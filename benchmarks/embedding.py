@@ -23,7 +23,7 @@ import argparse
 import os
 import sys
 
-from turns import PEERS, System, measured, on_workers, parser, report
+from turns import PEERS, System, compare, on_workers, parser
 
 WHAT = ("rows", "tiny", "prefetch", "lockstep", "placement")
 # Rows of a table, examples a step, and tables.
@@ -76,8 +76,7 @@ def main() -> None:
 
 def show(systems: list[System], given: argparse.Namespace) -> None:
     """Measures systems and prints a table."""
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="ms")
+    compare(systems, given, less_is_better=True, unit="ms")
 
 
 def of_rows(given: argparse.Namespace, optimizer: str) -> list[System]:
@@ -139,7 +138,10 @@ def of_tiny(given: argparse.Namespace) -> list[System]:
 def of_prefetch(given: argparse.Namespace, delay: str) -> list[System]:
     """Returns the ways to get rows from a server that is so far away."""
     program = PEERS / "prefetch_step.py"
-    names = {"prefetched": "with prefetch_rows", "plain": "without"}
+    names = {
+        "prefetched": "this package, with prefetch_rows",
+        "plain": "this package, without prefetch_rows",
+    }
     return [
         on_workers(text, 1, program, way, delay, *_short(given), ps=1)
         for way, text in names.items()
@@ -150,7 +152,10 @@ def of_lockstep(given: argparse.Namespace, delay: str) -> list[System]:
     """Returns the ways to exchange rows between two hosts that are so far from each other."""
     distant = [sys.executable, PEERS / "distant.py", delay]
     step = [sys.executable, PEERS / "prefetch_step.py"]
-    names = {"prefetched": "with prefetch_rows", "plain": "without"}
+    names = {
+        "prefetched": "this package, with prefetch_rows",
+        "plain": "this package, without prefetch_rows",
+    }
     return [
         System(text, tuple(map(str, [*distant, *step, way, *_short(given)])))
         for way, text in names.items()

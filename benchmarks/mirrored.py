@@ -9,7 +9,7 @@ cores and the batches of all workers is what a user of one machine would run ins
 
 from __future__ import annotations
 
-from turns import CORES, PEERS, in_one_process, measured, on_workers, parser, report
+from turns import CORES, PEERS, compare, in_one_process, on_workers, parser
 
 
 def main() -> None:
@@ -37,8 +37,7 @@ def main() -> None:
     if given.torch:
         program = PEERS / "mlp_torch.py"
         systems.append(on_workers("PyTorch DDP, gloo", given.workers, given.torch, program, *short))
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=False, unit="samples/s")
+    compare(systems, given, less_is_better=False, unit="samples/s")
 
 
 if __name__ == "__main__":

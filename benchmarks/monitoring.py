@@ -16,7 +16,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 
-from turns import PEERS, measured, on_workers, parser, report
+from turns import PEERS, compare, on_workers, parser
 
 from tf_config.builder import free_ports
 
@@ -27,10 +27,10 @@ def main() -> None:
     given = parser(__doc__.splitlines()[0]).parse_args()
     for name, units in UNITS.items():
         print(f"\n{name}, of {units} units:\n")
-        compare(given, units)
+        show_cost(given, units)
 
 
-def compare(given: argparse.Namespace, units: int) -> None:
+def show_cost(given: argparse.Namespace, units: int) -> None:
     (port,) = free_ports(1, "")
     program = [PEERS / "small_steps.py", units, *(["--short"] * given.short)]
     metrics = ("--metrics-port", port)
@@ -41,8 +41,7 @@ def compare(given: argparse.Namespace, units: int) -> None:
         ),
     ]  # fmt: skip
     with fetch_every_second(port) as pages:
-        found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="ms")
+        compare(systems, given, less_is_better=True, unit="ms")
     if not given.short and not any(b"keras_strategies_steps_total" in each for each in pages):
         raise RuntimeError(f"The page must have the number of steps. Received: {pages[-1:]}.")
 

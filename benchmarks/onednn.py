@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from turns import PEERS, System, measured, parser, report
+from turns import PEERS, System, compare, parser
 
 
 def main() -> None:
@@ -24,8 +24,7 @@ def main() -> None:
         System(name, ("env", *limit, f"TF_ENABLE_ONEDNN_OPTS={value}", *program))
         for name, value in (("without oneDNN", 0), ("with oneDNN", 1))
     ]
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="ms")
+    compare(systems, given, less_is_better=True, unit="ms")
 
 
 if __name__ == "__main__":

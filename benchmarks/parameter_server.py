@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from turns import PEERS, System, measured, on_workers, parser, report
+from turns import PEERS, System, compare, on_workers, parser
 
 MODES = ("async", "half_async", "geo", "sync")
 
@@ -19,8 +19,7 @@ MODES = ("async", "half_async", "geo", "sync")
 def main() -> None:
     given = arguments(__doc__).parse_args()
     systems = [*in_modes(given), coordinator(given), one_process(given)]
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=False, unit="samples/s")
+    compare(systems, given, less_is_better=False, unit="samples/s")
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

@@ -93,7 +93,8 @@ def system(place: Place, name: str, *program: object) -> System:
 
 
 def main() -> None:
-    arguments = parser(__doc__.splitlines()[0])
+    arguments = parser(__doc__.splitlines()[0], compares=False)
+    arguments.add_argument("--json", type=Path, help="a file for all numbers")
     arguments.add_argument("picture", type=Path, nargs="?", help="an SVG of the prediction")
     given = arguments.parse_args()
     if os.geteuid() != 0:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from turns import PEERS, System, measured, on_workers, parser, report
+from turns import PEERS, System, compare, on_workers, parser
 
 
 def main() -> None:
@@ -27,8 +27,7 @@ def main() -> None:
             tuple(map(str, [*horovodrun, sys.executable, program, "horovod"])),
         ),
     ]
-    found = measured([timed(system) for system in systems], given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="s")
+    compare([timed(system) for system in systems], given, less_is_better=True, unit="s")
 
 
 def timed(system: System) -> System:

@@ -29,7 +29,7 @@ COLORS = {
 
 
 def main() -> None:
-    arguments = parser(__doc__.splitlines()[0], reports=False)
+    arguments = parser(__doc__.splitlines()[0], compares=False)
     arguments.add_argument("picture", type=Path, help="an SVG file")
     arguments.add_argument("--before", type=Path, help="a directory with another version")
     given = arguments.parse_args()

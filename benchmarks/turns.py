@@ -1,8 +1,9 @@
-"""Runs systems in turn, A B C A B C, and prints their medians and ratios as a table.
+"""Runs systems in turn, A B C C B A, and prints their medians and ratios as a table.
 
 A machine's speed changes from minute to minute, so only what was measured in one run, in turn, is
-compared. A system is a program that prints one line `RESULT {"what": number, ...}`, `RESULT` and
-JSON; it prints it once, on whichever of its processes it likes, or each of its workers does.
+compared; every second round is in the opposite order, so that none always follows the same one. A
+system is a program that prints one line `RESULT {"what": number, ...}`, `RESULT` and JSON; it
+prints it once, on whichever of its processes it likes, or each of its workers does.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = Path(__file__).resolve().parent / "peers"
 CORES = os.cpu_count() or 1
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+BEFORE = ", before"  # the end of the name of a system of an earlier version
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,22 @@ class System:
       name: its name in the table.
       command: measures it once.
       threads: of each of its processes.
+      root: the directory of the package that it imports.
     """
 
     name: str
     command: tuple[str, ...]
     threads: int = 1
+    root: Path = ROOT
 
     @property
-    def is_peer(self) -> bool:
-        return not self.name.startswith("this package")
+    def is_ours(self) -> bool:
+        return self.name.startswith("this package")
+
+    def of(self, root: Path) -> System:
+        """Returns the same system of an earlier version, with that version's own program."""
+        command = (re.sub(rf"^{re.escape(str(ROOT))}(?=/|$)", str(root), a) for a in self.command)
+        return replace(self, name=self.name + BEFORE, command=tuple(command), root=root)
 
 
 def on_workers(
@@ -63,12 +72,40 @@ def in_one_process(name: str, *program: object) -> System:
     return System(name, tuple(map(str, [sys.executable, *program])), CORES)
 
 
+def compare(
+    systems: Sequence[System], given: argparse.Namespace, less_is_better: bool, unit: str
+) -> None:
+    """Measures systems, prints the tables, and writes all numbers where `--json` says.
+
+    With `--before`, each system of this package also runs as it was in another checkout. What a
+    checkout cannot run is left out. `plot.py` draws what is written.
+    """
+    if given.before is not None and not any(system.is_ours for system in systems):
+        sys.exit("--before cannot be used here, because none of the systems is of this package.")
+    both = []
+    for system in systems:
+        both.append(system)
+        if given.before is not None and system.is_ours:
+            both.append(system.of(given.before))
+    found = measured(both, given.rounds, given.timeout)
+    now = {name: values for name, values in found.items() if not name.endswith(BEFORE)}
+    print(table(now, less_is_better))
+    for name, values in now.items():
+        if values and found.get(name + BEFORE):
+            print(f"\n{table({name: values, name + BEFORE: found[name + BEFORE]}, less_is_better)}")
+    if given.json is not None:
+        content = {"unit": unit, "less_is_better": less_is_better, "found": now}
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(content, indent=1))
+
+
 def measured(
     systems: Sequence[System], rounds: int, timeout: float
 ) -> dict[str, dict[str, list[float]]]:
     """Returns what each system measured in each round, by system and by what is measured.
 
-    A peer that fails is named on standard error and has no numbers, not even those of other rounds.
+    A peer or an earlier version that fails is named on standard error and has no numbers, not even
+    those of other rounds.
 
     Raises:
       RuntimeError: if this package fails; the message has the end of its output.
@@ -76,14 +113,14 @@ def measured(
     found: dict[str, dict[str, list[float]]] = {system.name: {} for system in systems}
     failed: set[System] = set()
     for number in range(rounds):
-        for system in systems:
+        for system in systems if number % 2 == 0 else reversed(systems):
             if system in failed:
                 continue
             print(f"round {number + 1} of {rounds}: {system.name}", file=sys.stderr)
             try:
                 (result,) = _results(system, 1, timeout)
             except RuntimeError as error:
-                if not system.is_peer:
+                if system.is_ours and system.root == ROOT:
                     raise
                 print(f"Left out: {system.name}. {error}", file=sys.stderr)
                 failed.add(system)
@@ -118,7 +155,7 @@ def _results(system: System, count: int, timeout: float | None) -> list[Mapping[
         env={
             **os.environ,
             **dict.fromkeys(THREADS, str(system.threads)),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(system.root),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         },
         stdout=subprocess.PIPE,
@@ -177,34 +214,27 @@ def table(found: Mapping[str, Mapping[str, Sequence[float]]], less_is_better: bo
     return "\n".join(lines)
 
 
-def report(
-    given: argparse.Namespace,
-    found: Mapping[str, Mapping[str, Sequence[float]]],
-    less_is_better: bool,
-    unit: str,
-) -> None:
-    """Prints the table, and writes the numbers of all rounds where `--json` says.
-
-    `plot.py` draws what is written.
-    """
-    print(table(found, less_is_better))
-    if given.json is not None:
-        content = {"unit": unit, "less_is_better": less_is_better, "found": found}
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(content, indent=1))
-
-
 def _ratio(ours: float, theirs: float, less_is_better: bool) -> float:
     return theirs / ours if less_is_better else ours / theirs
 
 
-def parser(description: str, reports: bool = True) -> argparse.ArgumentParser:
-    """Returns a parser of the arguments that benchmarks have; `--json` if they `report`."""
+def _checkout(text: str) -> Path:
+    path = Path(text).absolute()
+    if not (path / PEERS.relative_to(ROOT)).is_dir():
+        raise argparse.ArgumentTypeError(f"must be a checkout of this package. Received: {text}.")
+    return path
+
+
+def parser(description: str, compares: bool = True) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that benchmarks have, and of those of `compare`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--workers", type=int, default=2, help="processes that train (2)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each system runs (3)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds a run may take (600)")
-    if reports:
+    if compares:
         parser.add_argument("--json", type=Path, help="a file for the numbers of all rounds")
+        parser.add_argument(
+            "--before", type=_checkout, help="a checkout of an earlier version, to compare with"
+        )
     parser.add_argument("--short", action="store_true", help="a few steps, to see that all runs")
     return parser

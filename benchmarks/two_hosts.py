@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from turns import PEERS, System, measured, parser, report
+from turns import PEERS, System, compare, parser
 
 
 def main() -> None:
@@ -32,8 +32,7 @@ def main() -> None:
         )
     ]
     print(f"{given.workers} workers on each of two hosts, {given.megabits:g} Mbit/s between them")
-    found = measured(systems, given.rounds, given.timeout)
-    report(given, found, less_is_better=True, unit="ms")
+    compare(systems, given, less_is_better=True, unit="ms")
 
 
 if __name__ == "__main__":

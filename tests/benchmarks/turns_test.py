@@ -39,7 +39,7 @@ def turns(load):
     return load(BENCHMARKS / "turns.py")
 
 
-def test_systems_take_turns(turns, tmp_path):
+def test_systems_take_turns_in_alternate_order(turns, tmp_path):
     log = tmp_path / "log"
 
     def system(name, value):
@@ -50,7 +50,7 @@ def test_systems_take_turns(turns, tmp_path):
         return turns.System(name, (sys.executable, "-c", program))
 
     found = turns.measured([system("A", 2), system("B", 3)], rounds=3, timeout=30)
-    assert log.read_text() == "ABABAB"
+    assert log.read_text() == "ABBAAB"
     assert found == {"A": {"ms": [2, 2, 2]}, "B": {"ms": [3, 3, 3]}}
 
 
@@ -75,6 +75,51 @@ def test_a_peer_that_fails_in_one_round_has_no_numbers(turns, tmp_path, capsys):
     assert "Left out: a peer. A system prints 1 results" in error and "and 3 from" in error
     assert error.count("of 3: a peer") == 2
     assert "| a peer | - |" in turns.table(found, less_is_better=True)
+
+
+def test_an_earlier_version_runs_its_own_program_in_turn(turns, tmp_path, capsys, monkeypatch):
+    checkouts = {"now": 2, "earlier": 4}
+    for name, ms in checkouts.items():
+        program = tmp_path / name / "benchmarks" / "peers" / "step.py"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            "import os, sys\n"
+            f"assert os.environ['PYTHONPATH'] == {str(tmp_path / name)!r}\n"
+            f"print('RESULT {{\"ms\": {ms}}}' if sys.argv[1] == 'fit' or {ms} == 2 else '')\n"
+        )
+    monkeypatch.setattr(turns, "ROOT", tmp_path / "now")
+    monkeypatch.setattr(turns, "PEERS", tmp_path / "now" / "benchmarks" / "peers")
+    step = str(turns.PEERS / "step.py")
+    systems = [
+        turns.System(name, (sys.executable, *arguments), root=turns.ROOT)
+        for name, arguments in {
+            "this package": (step, "fit"),
+            "this package, new": (step, "new"),
+            "a peer": ("-c", "print('RESULT {\"ms\": 6}')"),
+        }.items()
+    ]
+    command = ["--before", str(tmp_path / "earlier"), "--rounds", "2"]
+    turns.compare(systems, turns.parser("").parse_args(command), less_is_better=True, unit="ms")
+    output, error = capsys.readouterr()
+    assert output.splitlines()[2:] == [
+        "| this package | 2.00 |",
+        "| this package, new | 2.00 (1.00 x; 1.00 to 1.00) |",
+        "| a peer | 6.00 (3.00 x; 3.00 to 3.00) |",
+        "",
+        "| system | ms |",
+        "|---|---|",
+        "| this package | 2.00 |",
+        "| this package, before | 4.00 (2.00 x; 2.00 to 2.00) |",
+    ]
+    assert "Left out: this package, new, before." in error and "a peer, before" not in error
+    with pytest.raises(SystemExit, match="none of the systems is of this package"):
+        turns.compare(systems[2:], turns.parser("").parse_args(command), True, unit="ms")
+
+
+def test_what_is_no_checkout_cannot_be_compared_with(turns, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        turns.parser("").parse_args(["--before", str(tmp_path)])
+    assert f"must be a checkout of this package. Received: {tmp_path}." in capsys.readouterr().err
 
 
 def test_a_system_that_does_not_end_is_ended_with_its_processes(turns, tmp_path):
