@@ -47,10 +47,9 @@ class System:
     def is_ours(self) -> bool:
         return self.name.startswith("this package")
 
-    def of(self, root: Path) -> System:
-        """Returns the same system of an earlier version, with that version's own program."""
-        command = (re.sub(rf"^{re.escape(str(ROOT))}(?=/|$)", str(root), a) for a in self.command)
-        return replace(self, name=self.name + BEFORE, command=tuple(command), root=root)
+    def before(self, root: Path) -> System:
+        """Returns the same program with the package of another directory."""
+        return replace(self, name=self.name + BEFORE, root=root)
 
 
 def on_workers(
@@ -77,8 +76,8 @@ def compare(
 ) -> None:
     """Measures systems, prints the tables, and writes all numbers where `--json` says.
 
-    With `--before`, each system of this package also runs as it was in another checkout. What a
-    checkout cannot run is left out. `plot.py` draws what is written.
+    With `--before`, each system of this package also runs with the package of another checkout: the
+    same program, or none where it uses what is not there yet. `plot.py` draws what is written.
     """
     if given.before is not None and not any(system.is_ours for system in systems):
         sys.exit("--before cannot be used here, because none of the systems is of this package.")
@@ -86,7 +85,7 @@ def compare(
     for system in systems:
         both.append(system)
         if given.before is not None and system.is_ours:
-            both.append(system.of(given.before))
+            both.append(system.before(given.before))
     found = measured(both, given.rounds, given.timeout)
     now = {name: values for name, values in found.items() if not name.endswith(BEFORE)}
     print(table(now, less_is_better))

@@ -18,7 +18,7 @@ os.environ["TF_NUM_INTEROP_THREADS"] = "4"
 
 import tensorflow as tf
 from ctr import Lookup, data, make_model, optimizer
-from ctr_data import ROWS, STEPS, WARM_UP, check_loss
+from ctr_data import ROWS, STEPS, WARM_UP, check_loss, collect_garbage
 
 from tf_config import TFConfig, local_cluster
 
@@ -60,6 +60,7 @@ def samples_a_second(name: str) -> float:
     )
     workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
     for count in (WARM_UP, STEPS):
+        collect_garbage()
         start = time.perf_counter()
         for _ in range(count * len(workers)):
             last = coordinator.schedule(step, args=(batches,))

@@ -16,7 +16,7 @@ import time
 
 import keras
 from ctr import data, make_model, optimizer
-from ctr_data import ROWS, STEPS, WARM_UP, check_loss
+from ctr_data import ROWS, STEPS, WARM_UP, check_loss, collect_garbage
 
 import strategies
 
@@ -54,6 +54,7 @@ def main() -> None:
         lambda _: data().rebatch(ROWS * batches).prefetch(4) if batches > 1 else data()
     )
     model.fit(dataset, steps_per_epoch=WARM_UP, verbose=0)
+    collect_garbage()
     clock = Deadline()
     trained = model.fit(dataset, steps_per_epoch=STEPS, callbacks=[clock], verbose=0)
     check_loss(trained.history["loss"][-1])

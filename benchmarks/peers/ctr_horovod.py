@@ -12,7 +12,7 @@ import time
 import keras
 import tensorflow as tf
 from ctr import Lookup, data, make_model, optimizer
-from ctr_data import ROWS, STEPS, WARM_UP, check_loss
+from ctr_data import ROWS, STEPS, WARM_UP, check_loss, collect_garbage
 from horovod_start import start
 
 
@@ -31,6 +31,7 @@ def main() -> None:
         return loss
 
     for count in (WARM_UP, STEPS):
+        collect_garbage()
         begin = time.perf_counter()
         for _ in range(count):
             loss = float(step())

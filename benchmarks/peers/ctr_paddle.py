@@ -31,6 +31,7 @@ from ctr_data import (
     WIDTH,
     batches,
     check_loss,
+    collect_garbage,
 )
 
 GEO_STEPS = 100  # between two exchanges, as this package's
@@ -99,6 +100,7 @@ def train(name: str, mode: str) -> None:
             rows.set_filelist(list(map(str, names)))
             rows.load_into_memory()
             steps = rows.get_memory_data_size() // ROWS
+            collect_garbage()
             begin = time.perf_counter()
             executor.train_from_dataset(program, rows, thread=1)
             taken = time.perf_counter() - begin

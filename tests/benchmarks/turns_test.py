@@ -77,25 +77,19 @@ def test_a_peer_that_fails_in_one_round_has_no_numbers(turns, tmp_path, capsys):
     assert "| a peer | - |" in turns.table(found, less_is_better=True)
 
 
-def test_an_earlier_version_runs_its_own_program_in_turn(turns, tmp_path, capsys, monkeypatch):
-    checkouts = {"now": 2, "earlier": 4}
-    for name, ms in checkouts.items():
-        program = tmp_path / name / "benchmarks" / "peers" / "step.py"
-        program.parent.mkdir(parents=True)
-        program.write_text(
-            "import os, sys\n"
-            f"assert os.environ['PYTHONPATH'] == {str(tmp_path / name)!r}\n"
-            f"print('RESULT {{\"ms\": {ms}}}' if sys.argv[1] == 'fit' or {ms} == 2 else '')\n"
-        )
+def test_an_earlier_version_runs_the_same_program_in_turn(turns, tmp_path, capsys, monkeypatch):
+    for name, text in {"now": "fit = new = 2", "earlier": "fit = 4"}.items():
+        (tmp_path / name / "benchmarks" / "peers").mkdir(parents=True)
+        (tmp_path / name / "measured_package.py").write_text(text)
     monkeypatch.setattr(turns, "ROOT", tmp_path / "now")
     monkeypatch.setattr(turns, "PEERS", tmp_path / "now" / "benchmarks" / "peers")
-    step = str(turns.PEERS / "step.py")
+    ours = "from measured_package import {0}; print('RESULT {{\"ms\": %s}}' % {0})"
     systems = [
-        turns.System(name, (sys.executable, *arguments), root=turns.ROOT)
-        for name, arguments in {
-            "this package": (step, "fit"),
-            "this package, new": (step, "new"),
-            "a peer": ("-c", "print('RESULT {\"ms\": 6}')"),
+        turns.System(name, (sys.executable, "-c", program), root=turns.ROOT)
+        for name, program in {
+            "this package": ours.format("fit"),
+            "this package, new": ours.format("new"),
+            "a peer": "print('RESULT {\"ms\": 6}')",
         }.items()
     ]
     command = ["--before", str(tmp_path / "earlier"), "--rounds", "2"]
