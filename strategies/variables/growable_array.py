@@ -101,8 +101,13 @@ class GrowableArray:
             )
             self._length = ResourceVariable(tf.constant(0, tf.int64), trainable=False)
             mark_rows_in_use(self._array, self._length)
-        # A function keeps graphs small: its body is long, and it is called in many places.
+        # Functions keep graphs small: their bodies are long, and are called in many places. The
+        # one that few steps call is not inlined, because a step goes through all operations of a
+        # branch that it does not take, if they are a part of its graph.
         self._resize_in_graph = tf.function(self._resize, autograph=False)
+        self._extend_in_graph = tf.function(
+            self._extend, autograph=False, experimental_attributes={"_noinline": True}
+        )
 
     def resize(self, length: tf.Tensor) -> None:
         """Grows to at least `length` rows."""
@@ -112,7 +117,8 @@ class GrowableArray:
     def _resize(self, length: tf.Tensor, fill: tf.Tensor | None) -> None:
         with tf.device(HOST):
             current = self._length.read_value()
-            tf.cond(length > current, lambda: self._extend(length, fill), lambda: False)
+            extend = self._extend if tf.executing_eagerly() else self._extend_in_graph
+            tf.cond(length > current, lambda: extend(length, fill), lambda: False)
 
     def length(self) -> tf.Tensor:
         """Returns the number of rows, int64."""

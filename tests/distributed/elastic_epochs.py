@@ -3,12 +3,15 @@
 elastic_epochs.py MODE DIRECTORY EPOCHS [arrays | loop] [rows] [checkpoints] [slow]
 
 Element i of a weight is how often example i was trained on; with rows, the weight is that of a
-`DistributedEmbedding`. At the beginning of each step, each worker adds a line with the epoch, the
-number of the step and the number of workers that divide the epoch to DIRECTORY/steps-<rank>; it
-then waits until there is a file DIRECTORY/go-<epoch>-<step> if there is a file
-DIRECTORY/stop-<rank>-<epoch>-<step>. The first worker writes the weight that the servers have to
-DIRECTORY/counts.json when no other worker is left. With checkpoints, workers meet at the ends of
-epochs to save; in a custom loop, they meet at a barrier there. If slow, a step takes a while.
+`DistributedEmbedding`. In "geo", a server adds a part of what a worker has trained, so there each
+worker adds the examples of each step to DIRECTORY/examples-<rank>, and these are counted.
+
+At the beginning of each step, each worker adds a line with the epoch, the number of the step and
+the number of workers that divide the epoch to DIRECTORY/steps-<rank>; it then waits until there is
+a file DIRECTORY/go-<epoch>-<step> if there is a file DIRECTORY/stop-<rank>-<epoch>-<step>. The
+first worker writes the counts to DIRECTORY/counts.json when no other worker is left. With
+checkpoints, workers meet at the ends of epochs to save; in a custom loop, they meet at a barrier
+there. If slow, a step takes a while.
 """
 
 import json
@@ -37,6 +40,21 @@ class Sum(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         return -tf.reduce_sum(y_pred, -1)
+
+
+class Examples(keras.layers.Layer):
+    """Passes on its inputs; in "geo", writes down the examples that are trained on."""
+
+    def call(self, x, training=False):
+        if mode == "geo" and training:
+            numbers = x[:, 0] if "rows" in options else tf.argmax(x, axis=1)
+            tf.numpy_function(self._write, [tf.cast(numbers, tf.int64)], [], stateful=True)
+        return x
+
+    @staticmethod
+    def _write(numbers):
+        with open(directory / f"examples-{rank}", "a") as file:
+            file.writelines(f"{number}\n" for number in numbers)
 
 
 def begin_step(epoch, step):
@@ -85,7 +103,11 @@ def loop():
 
 
 def read_counts():
-    """Returns how often each example was trained on, as the servers have it."""
+    """Returns how often each example was trained on."""
+    if mode == "geo":
+        lines = [path.read_text().split() for path in directory.glob("examples-*")]
+        numbers = np.array(sum(lines, []), np.int64)
+        return np.bincount(numbers, minlength=EXAMPLES).tolist()
     if "rows" not in options:
         kernel = model.trainable_variables[0].value
         (counts,) = strategy.extended.registry.read([kernel.remote])
@@ -98,12 +120,13 @@ with strategy.scope():
     if "rows" in options:
         layers = [
             keras.Input([1], dtype="int64"),
+            Examples(),
             strategies.DistributedEmbedding(1, embeddings_initializer="zeros"),
             keras.layers.Flatten(),
         ]
     else:
         dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-        layers = [keras.Input([EXAMPLES]), dense]
+        layers = [keras.Input([EXAMPLES]), Examples(), dense]
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(1.0), Sum(reduction="sum"))
 x, y = np.eye(EXAMPLES, dtype=np.float32), np.zeros([EXAMPLES, 1], np.float32)

@@ -647,7 +647,7 @@ def _submit(
             for workers in [2] if short else [1, 2]:
                 yield [pool.submit(resume, workers, kind, python)]
     if "members" in kinds:
-        for mode in ["half_async"] if short else ["half_async", "async"]:
+        for mode in ["half_async"] if short else ["half_async", "async", "geo"]:
             yield [pool.submit(come_and_go, mode, 40 if short else 600, f"{seed} {mode}", python)]
     if "saves" in kinds:
         saving = [way for way in _SAVING_WAYS if way in ways]

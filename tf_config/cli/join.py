@@ -22,7 +22,7 @@ from tf_config.errors import ClusterConfigError
 from tf_config.launcher.commands import Command, argv, command
 from tf_config.launcher.console import Console
 from tf_config.launcher.joined_worker import JoinedWorker
-from tf_config.launcher.places import Place, TakenPlace
+from tf_config.launcher.places import JobOverError, Place, TakenPlace
 from tf_config.launcher.settings import (
     REJOINS_VARIABLE,
     START_TIMEOUT_VARIABLE,
@@ -68,11 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")  # for characters that the encoding lacks
     quiet = arguments.verbosity < 0
     host = None if arguments.interface is None else address_of(arguments.interface)
+    rejoins = False
     while True:
         timeout = options.start_timeout or start_timeout(os.environ)
         deadline = Deadline(timeout, (lambda text: None) if quiet else say, poll_seconds=1.0)
-        place = TakenPlace(address, secret)
-        taken = place.take(host, free_ports(1, "")[0], deadline)
+        place = TakenPlace(address, secret, rejoins)
+        try:
+            taken = place.take(host, free_ports(1, "")[0], deadline)
+        except JobOverError:
+            say("the job has ended")
+            return 0
         console = Console(sys.stdout, taken.config.task, arguments.verbosity)
         worker = JoinedWorker(console, arguments.log_dir, place)
         try:
@@ -83,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         code = worker.result()
         if not worker.job_restarts:
             return code
+        rejoins = True
 
 
 def _command(place: Place, what: tuple[str, ...], options: LaunchOptions) -> Command:

@@ -219,17 +219,23 @@ class PlaceServer:
         self.notes.put(f"{task}, which had joined the job, {what}")
 
 
+class JobOverError(Exception):
+    """The job has ended that a worker was to join again."""
+
+
 class TakenPlace:
     """The place of this machine's worker in an elastic job.
 
     Args:
       address: the address that `tf-config run` has printed.
       secret: the job's secret.
+      rejoins: whether this machine's worker has been in the job before.
     """
 
-    def __init__(self, address: Address, secret: str):
+    def __init__(self, address: Address, secret: str, rejoins: bool = False):
         self._address = address
         self._secret = secret
+        self._rejoins = rejoins
         self._connection: socket.socket | None = None
         self._lines: _Lines | None = None
 
@@ -243,6 +249,7 @@ class TakenPlace:
 
         Raises:
           ClusterConfigError: if the job has no vacant place, or does not answer in time.
+          JobOverError: if the job has ended that this machine's worker has been in.
         """
         while True:
             answer, waiting = self._ask(host, port)
@@ -264,6 +271,9 @@ class TakenPlace:
         try:
             connection = socket.create_connection((at.host, at.port), _CONNECT_SECONDS)
         except OSError as error:
+            # A job listens from its start to its end, also while it restarts its tasks.
+            if self._rejoins and isinstance(error, ConnectionRefusedError):
+                raise JobOverError from None
             return None, f"waiting for the job at {at} ({error.strerror or error})"
         try:
             _keep_alive(connection)

@@ -31,6 +31,8 @@ elastic = os.environ["KERAS_STRATEGIES_WORKERS"]
 print("start", me, "of", count, elastic, rejoins, colour, sys.argv[1:], flush=True)
 
 def leave(*_):
+    while pathlib.Path(f"stay-{me}").exists():
+        time.sleep(0.05)
     report(LEAVES)
     sys.exit(0)
 
@@ -175,6 +177,25 @@ def test_below_the_minimum_all_tasks_are_restarted_and_joined_ones_join_again(jo
     assert elastic.finish(again)[0] == 0
     code, output = elastic.finish()
     assert code == 0 and "restart 1 of 1" in output, output
+    job.assert_nothing_left()
+
+
+def test_a_joined_worker_ends_if_the_job_has_ended_before_it_comes_back(job):
+    elastic = Elastic(job, "--max-restarts", "1")
+    joined = elastic.join()
+    elastic.wait_for(2)
+    elastic.touch("stay-2")
+    pid = int((job.directory / "pid-1").read_text())
+    (job.directory / "pid-1").unlink()
+    os.kill(int((job.directory / "pid-0").read_text()), signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)
+    elastic.wait_for(1)
+    elastic.touch("done")
+    code, output = elastic.finish()
+    assert code == 0 and "restart 1 of 1" in output, output
+    (job.directory / "stay-2").unlink()
+    code, output = elastic.finish(joined)
+    assert code == 0 and output.rstrip().endswith("tf-config: the job has ended"), output
     job.assert_nothing_left()
 
 

@@ -11,6 +11,7 @@ from tf_config.launcher.places import (
     IS_DONE,
     OVER,
     Attempt,
+    JobOverError,
     PlaceServer,
     TakenPlace,
     describe_end,
@@ -132,6 +133,14 @@ def test_a_place_that_nobody_serves(attempt):
         place = TakenPlace(Address("127.0.0.1", unused.getsockname()[1]), SECRET)
         with pytest.raises(ClusterConfigError, match="The job must answer within"):
             place.take(None, 4321, Deadline(0.2))
+
+
+def test_a_job_that_is_over_is_not_joined_again():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", unused.getsockname()[1])
+        with pytest.raises(JobOverError):
+            TakenPlace(address, SECRET, rejoins=True).take(None, 4321, Deadline(30))
 
 
 def test_ends_are_described():
