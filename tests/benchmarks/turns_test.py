@@ -240,7 +240,9 @@ def test_rows_ahead_between_two_hosts_are_measured(job):
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     found = re.findall(r"^\| (with prefetch_rows|without) \| [\d.]+", output, re.M)
-    assert found == ["with prefetch_rows", "without"], output
+    assert found == ["this package, with prefetch_rows", "this package, without prefetch_rows"], (
+        output
+    )
     job.assert_nothing_left()
 
 

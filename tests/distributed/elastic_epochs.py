@@ -9,7 +9,8 @@ worker adds the examples of each step to DIRECTORY/examples-<rank>, and these ar
 At the beginning of each step, each worker adds a line with the epoch, the number of the step and
 the number of workers that divide the epoch to DIRECTORY/steps-<rank>; it then waits until there is
 a file DIRECTORY/go-<epoch>-<step> if there is a file DIRECTORY/stop-<rank>-<epoch>-<step>. The
-first worker writes the counts to DIRECTORY/counts.json when no other worker is left. With
+first worker writes the counts to DIRECTORY/counts.json when no other worker is left, and the
+weight that the servers have to DIRECTORY/weight.json. With
 checkpoints, workers meet at the ends of epochs to save; in a custom loop, they meet at a barrier
 there. If slow, a step takes a while.
 """
@@ -102,12 +103,14 @@ def loop():
         strategies.barrier(strategy)
 
 
-def read_counts():
-    """Returns how often each example was trained on."""
-    if mode == "geo":
-        lines = [path.read_text().split() for path in directory.glob("examples-*")]
-        numbers = np.array(sum(lines, []), np.int64)
-        return np.bincount(numbers, minlength=EXAMPLES).tolist()
+def read_examples():
+    """Returns how often each example was trained on, as the workers have written it down."""
+    lines = [path.read_text().split() for path in directory.glob("examples-*")]
+    return np.bincount(np.array(sum(lines, []), np.int64), minlength=EXAMPLES).tolist()
+
+
+def read_weight():
+    """Returns the elements of the weight, as the servers have them."""
     if "rows" not in options:
         kernel = model.trainable_variables[0].value
         (counts,) = strategy.extended.registry.read([kernel.remote])
@@ -151,5 +154,8 @@ if rank == 0:
     states = presence._memberships[0].states
     while PRESENT in states()[1:]:
         time.sleep(0.1)
-    (directory / "counts.json").write_text(json.dumps(read_counts()))
+    weight = read_weight()
+    (directory / "weight.json").write_text(json.dumps(weight))
+    counts = read_examples() if mode == "geo" else weight
+    (directory / "counts.json").write_text(json.dumps(counts))
 print("finished", flush=True)
