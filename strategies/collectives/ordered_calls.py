@@ -11,6 +11,13 @@ import tensorflow as tf
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.devices import HOST
 
+_CALLS = "keras_strategies/ordered_calls"  # a collection of graphs
+
+
+def calls_of(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns the calls that were added to a graph, in program order."""
+    return graph.get_collection(_CALLS)
+
 
 class OrderedCalls:
     """Calls Python functions from graphs in program order, also across steps.
@@ -48,5 +55,7 @@ class OrderedCalls:
             # value itself is irrelevant: it only makes each call depend on the one before.
             ticket = self._ticket.read_value()
             *results, ticket = tf.numpy_function(in_order, [ticket, *tensors], [*dtypes, tf.int64])
+            if not tf.executing_eagerly():
+                tf.compat.v1.add_to_collection(_CALLS, ticket.op)
             self._ticket.assign(tf.ensure_shape(ticket, []), read_value=False)
         return results

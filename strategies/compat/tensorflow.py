@@ -95,6 +95,7 @@ __all__ = [
     "UninitializedVariable",
     "UpdateContext",
     "WhileBodyFuncGraph",
+    "add_control_input",
     "add_variable_creator",
     "auto_shard_dataset",
     "autograph_artifact",
@@ -167,6 +168,11 @@ RECOMPUTE_CODE = next(
 def convert_with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function converted by AutoGraph, if AutoGraph is enabled where this is called."""
     return tf_convert(function, control_status_ctx())
+
+
+def add_control_input(operation: tf.Operation, source: tf.Operation) -> None:
+    """Makes an operation of a graph that is being built run only after another one."""
+    operation._add_control_input(source)
 
 
 def function_graph(graph: Any) -> Any:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies.compat.tensorflow import (
-    autograph_artifact,
-    convert_with_autograph,
-    select_replica,
-)
+from strategies.compat.tensorflow import select_replica
+from strategies.core.operation_order import effects_after
 from strategies.data.elements import count_examples
 
 
@@ -51,40 +48,19 @@ class StepInputs:
                 counts[replica] = tf.cast(number, dtype)
         return counts
 
-    def run_after(
-        self, fn: Callable[..., Any]
-    ) -> tuple[contextlib.AbstractContextManager[Any], Callable[..., Any]]:
-        """Makes a step do nothing if its inputs do not exist because the data have ended.
+    @contextlib.contextmanager
+    def required(self) -> Iterator[None]:
+        """Makes what the block adds to a step have no effect if the inputs do not exist.
 
         If the length of the data is unknown, Keras 3.15 and tf_keras learn of their end when the
         operation that gets the next batch fails inside the function of the step. TensorFlow still
         runs operations that do not depend on the batch, before or after the failure: the step would
         be counted, random seeds would advance, and metrics would count the examples of a batch
-        whose size is known statically. So all operations of the step depend on the batch.
-
-        Args:
-          fn: the function that the replicas call.
-
-        Returns:
-          A scope for the operations that the strategy itself adds to the step, and the function to
-          call instead of `fn`: replicas run in their own threads, which do not inherit control
-          dependencies.
+        whose size is known statically. So all operations with effects depend on the batch.
         """
         exist = self._exist()
-        if exist is None:
-            return contextlib.nullcontext(), fn
-        convertible = convert_with_autograph(fn)
-
-        def call_after_inputs(*args: Any, **kwargs: Any) -> Any:
-            with tf.control_dependencies([exist]):
-                return convertible(*args, **kwargs)
-
-        return tf.control_dependencies([exist]), autograph_artifact(call_after_inputs)
-
-    def after(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a scope whose operations run only if the inputs exist; see `run_after`."""
-        exist = self._exist()
-        return contextlib.nullcontext() if exist is None else tf.control_dependencies([exist])
+        with contextlib.nullcontext() if exist is None else effects_after(exist):
+            yield
 
     def _exist(self) -> tf.Operation | None:
         """Returns an operation that runs if the inputs exist; None if they exist already."""

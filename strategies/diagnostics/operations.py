@@ -20,6 +20,15 @@ from strategies.utils.devices import HOST
 from tf_config.doctor.operation_trace import Operation
 
 KEPT = 1024  # the number of the latest operations that are kept, a power of two
+_BEGINNINGS = "keras_strategies/beginnings"  # a collection of graphs
+
+
+def beginnings_of(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns what counts the operations that begin in a graph, in program order.
+
+    Each operation, and the record of when it began, depend on one of these.
+    """
+    return graph.get_collection(_BEGINNINGS)
 
 
 class GraphOperations:
@@ -51,7 +60,11 @@ class GraphOperations:
     def begin(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts an operation that begins; returns its number, int64, and the time, float64."""
         with tf.device(HOST):
-            return self._begun.assign_add(1).read_value(), tf.timestamp()
+            counted = self._begun.assign_add(1)
+            tf.compat.v1.add_to_collection(_BEGINNINGS, counted.op)
+            number = counted.read_value()
+            with tf.control_dependencies([number]):
+                return number, tf.timestamp()
 
     def end(self, number: tf.Tensor, begin: tf.Tensor, name: str) -> None:
         """Counts and records an operation that has ended.
