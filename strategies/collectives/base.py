@@ -133,7 +133,12 @@ class StreamKeeper:
     The operations of a stream, and a dataset that contains them, refer to the stream's variables
     and queues by their handles only. TensorFlow deletes these resources together with their Python
     objects, so if nothing referred to the stream, reading the dataset would fail.
+
+    Attributes:
+      calls_python: whether functions run operations by `OrderedCalls`.
     """
+
+    calls_python = False
 
     def __init__(self) -> None:
         self._child_streams: list[StreamKeeper] = []

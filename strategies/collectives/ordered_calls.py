@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,18 @@ from strategies.compat.tensorflow import ResourceVariable
 from strategies.utils.devices import HOST
 
 _CALLS = "keras_strategies/ordered_calls"  # a collection of graphs
+_recorders = threading.local()
+
+
+@contextlib.contextmanager
+def calls_recorded(record: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Makes each call that the block adds to a graph run in a context that `record` returns."""
+    before = getattr(_recorders, "record", contextlib.nullcontext)
+    _recorders.record = record
+    try:
+        yield
+    finally:
+        _recorders.record = before
 
 
 def calls_of(graph: tf.Graph) -> list[tf.Operation]:
@@ -47,8 +62,11 @@ class OrderedCalls:
           dtypes: the dtypes of the results.
         """
 
+        record = getattr(_recorders, "record", contextlib.nullcontext)
+
         def in_order(ticket: np.ndarray, *arrays: np.ndarray) -> list[Any]:
-            return [*function(*arrays), ticket + 1]
+            with record():
+                return [*function(*arrays), ticket + 1]
 
         with tf.device(HOST):
             # The call reads the ticket, and the next call's read waits for this one's write. The

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from strategies.collectives.ordered_calls import calls_of
 from strategies.compat.tensorflow import add_control_input
-from strategies.diagnostics.operations import beginnings_of
 from strategies.utils.threads import inter_op_threads
 
 # What enters a loop or branch of TensorFlow 1; its other operations follow.
@@ -56,7 +55,8 @@ def computation_before_exchanges(devices: Sequence[str]) -> Iterator[None]:
         return
     with _added_operations() as operations:
         yield
-    exchanges = _exchanges(operations)
+    calls = set(calls_of(tf.compat.v1.get_default_graph()))
+    exchanges = [each for each in operations if each in calls]
     # An operation in a loop of TensorFlow 1 cannot be a dependency of one outside.
     if not exchanges or any(each.type in _ENTER for each in operations):
         return
@@ -78,29 +78,16 @@ def _added_operations() -> Iterator[list[tf.Operation]]:
     added += graph.get_operations()[before:]
 
 
-def _exchanges(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Returns the operations with which exchanges that block a thread begin, in their order."""
-    graph = tf.compat.v1.get_default_graph()
-    beginnings, calls = set(beginnings_of(graph)), set(calls_of(graph))
-    exchanges, beginning = [], None
-    for each in operations:
-        if each in beginnings:
-            beginning = each
-        elif each in calls:
-            exchanges.append(beginning or each)
-            beginning = None
-    return exchanges
-
-
 def _levels(
     operations: Sequence[tf.Operation], exchanges: Sequence[tf.Operation]
 ) -> dict[tf.Operation, int]:
-    """Returns the number of the first exchange that does not come before an operation.
+    """Returns how many exchanges come before each operation.
 
     TensorFlow orders operations that use the same resource when the whole function has been traced.
-    Here, each of them depends on all earlier ones, as do those with effects on no resource.
+    Here, each of them depends on all earlier ones, as do those with effects on no resource, such as
+    the exchanges.
     """
-    numbers = {each: number for number, each in enumerate(exchanges)}
+    blocking = set(exchanges)
     levels: dict[tf.Operation, int] = {}
     after: dict[Any, int] = {}  # the levels of what depends on operations and resources
     for each in operations:
@@ -108,10 +95,9 @@ def _levels(
         if each.op_def.is_stateful and not resources:
             resources = [None]
         sources = [*_sources(each), *resources]
-        level = max((after.get(source, 0) for source in sources), default=0)
-        levels[each] = numbers.get(each, level)
+        levels[each] = max((after.get(source, 0) for source in sources), default=0)
         for use in (each, *resources):
-            after[use] = levels[each] + (each in numbers)
+            after[use] = levels[each] + (each in blocking)
     return levels
 
 

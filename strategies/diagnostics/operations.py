@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.base import Collectives, RowCounts, StreamKeeper
+from strategies.collectives.ordered_calls import calls_recorded
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.diagnostics.waits import COLUMNS
 from strategies.profiling.spans import EXCHANGE, SpanStream
@@ -20,15 +21,6 @@ from strategies.utils.devices import HOST
 from tf_config.doctor.operation_trace import Operation
 
 KEPT = 1024  # the number of the latest operations that are kept, a power of two
-_BEGINNINGS = "keras_strategies/beginnings"  # a collection of graphs
-
-
-def beginnings_of(graph: tf.Graph) -> list[tf.Operation]:
-    """Returns what counts the operations that begin in a graph, in program order.
-
-    Each operation, and the record of when it began, depend on one of these.
-    """
-    return graph.get_collection(_BEGINNINGS)
 
 
 class GraphOperations:
@@ -60,11 +52,7 @@ class GraphOperations:
     def begin(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts an operation that begins; returns its number, int64, and the time, float64."""
         with tf.device(HOST):
-            counted = self._begun.assign_add(1)
-            tf.compat.v1.add_to_collection(_BEGINNINGS, counted.op)
-            number = counted.read_value()
-            with tf.control_dependencies([number]):
-                return number, tf.timestamp()
+            return self._begun.assign_add(1).read_value(), tf.timestamp()
 
     def end(self, number: tf.Tensor, begin: tf.Tensor, name: str) -> None:
         """Counts and records an operation that has ended.
@@ -134,8 +122,9 @@ class _Running(NamedTuple):
 class OperationTracker:
     """Records the collective operations that this process has begun and ended.
 
-    Eager operations are counted in Python. Operations in functions count themselves in variables,
-    because Python does not see them run. The latest operations are kept with their times.
+    Eager operations are counted in Python, and so are calls of Python in functions. Other
+    operations in functions count themselves in variables, because Python does not see them run.
+    The latest operations are kept with their times.
     """
 
     def __init__(self) -> None:
@@ -268,6 +257,7 @@ class WatchedCollectives(StreamKeeper):
         self._operations = operations
         self._graph_operations: dict[str, GraphOperations] = {}
         self._in_step = is_measured
+        self._calls_python = isinstance(collectives, StreamKeeper) and collectives.calls_python
         self._spans = SpanStream(EXCHANGE, is_common=True, is_measured=is_measured)
 
     def _make_stream(self) -> WatchedCollectives:
@@ -298,6 +288,8 @@ class WatchedCollectives(StreamKeeper):
         if tf.executing_eagerly():
             with self._operations.track_eager(kind):
                 return self._spans.measure(kind, lambda: operation(*arguments))
+        if self._in_step and self._calls_python:
+            return self._run_calls(kind, operation, arguments)
         if kind not in self._graph_operations:
             self._graph_operations[kind] = self._operations.add_graph_operations(
                 kind, self._in_step
@@ -310,11 +302,22 @@ class WatchedCollectives(StreamKeeper):
             number, begin = record.begin()
         with tf.control_dependencies([number, begin]):
             arguments = tf.nest.map_structure(tf.identity, arguments)
-            name = f"{kind}{_size(tf.nest.flatten(arguments[0]))}"
+            name = _name(kind, arguments)
             result = self._spans.measure(name, lambda: operation(*arguments))
         with tf.control_dependencies(tf.nest.flatten(result)):
             record.end(number, begin, name)
         return result
+
+    def _run_calls(self, kind: str, operation: Callable[..., Any], arguments: Any) -> Any:
+        """Adds an operation that consists of calls of Python, in which each call is recorded."""
+        arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
+        name = _name(kind, arguments)
+        with calls_recorded(lambda: self._operations.track_step(name)):
+            return self._spans.measure(name, lambda: operation(*arguments))
+
+
+def _name(kind: str, arguments: Any) -> str:
+    return f"{kind}{_size(tf.nest.flatten(arguments[0]))}"
 
 
 def _size(tensors: Sequence[tf.Tensor]) -> str:

@@ -53,6 +53,8 @@ class ServerCollectives(StreamKeeper, AllToAllViaAllGather):
         among themselves.
     """
 
+    calls_python = True
+
     def __init__(
         self,
         servers: ServerGroup,

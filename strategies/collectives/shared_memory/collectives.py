@@ -36,6 +36,7 @@ class SharedMemoryCollectives(StreamKeeper):
         self.rank = host.rank
         self.size = host.size
         self._host = host
+        self.calls_python = not has_thread
         self._stream = Stream(has_thread)
         self._channel = host.new_channel()
 

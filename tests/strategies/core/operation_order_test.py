@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from strategies.collectives.ordered_calls import OrderedCalls, calls_of
 from strategies.core import operation_order
 from strategies.core.operation_order import computation_before_exchanges
-from strategies.diagnostics.operations import GraphOperations
 
 CPU = "/device:CPU:0"
 KINDS = st.sampled_from(["compute", "call", "assign", "read", "branch"])
@@ -83,26 +82,16 @@ def test_calls_do_not_wait_if_something_else_can_run_meanwhile(monkeypatch, thre
     assert "Sin" not in first and not {"Sin", "Cos"} & second
 
 
-def _begin(record: GraphOperations, value: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Counts a call that begins in a function, as `WatchedCollectives` does."""
-    if tf.executing_eagerly():
-        return ()
-    with tf.control_dependencies([value]):
-        return record.begin()
-
-
 def _run(program, calls, variables) -> list[tf.Tensor]:
     """Runs a program: each instruction takes an earlier value and a variable, by number."""
-    records = [GraphOperations(kind) for kind in ("all_reduce", "all_to_all")]
     values = [tf.constant(1.0)]
     for kind, number, which in program:
         value, variable = values[number % len(values)], variables[which % len(variables)]
         if kind == "compute":
             values.append(value * 0.5 + 1.0)
         elif kind == "call":
-            with tf.control_dependencies(_begin(records[which % 2], value)):
-                sent = tf.identity(value)
-            values += calls.call(lambda value: [value * np.float32(0.75)], [sent], [tf.float32])
+            call = calls[which % 2].call
+            values += call(lambda value: [value * np.float32(0.75)], [value], [tf.float32])
         elif kind == "assign":
             variable.assign(value)
         elif kind == "read":
@@ -117,8 +106,8 @@ def _run(program, calls, variables) -> list[tf.Tensor]:
 def test_any_program_computes_what_it_does_eagerly(program):
     expected = [tf.Variable(0.0) for _ in range(3)]
     variables = [tf.Variable(0.0) for _ in range(3)]
-    values = _run(program, OrderedCalls(), expected)
-    calls = OrderedCalls()
+    values = _run(program, [OrderedCalls(), OrderedCalls()], expected)
+    calls = [OrderedCalls(), OrderedCalls()]
 
     @tf.function(autograph=False)
     def ordered():
