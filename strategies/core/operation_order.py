@@ -23,8 +23,8 @@ def effects_after(condition: tf.Operation) -> Iterator[None]:
     """Makes operations with effects that the block adds to the graph run only after `condition`.
 
     Constants and reads do not wait, as they would with `tf.control_dependencies`: TensorFlow would
-    then start each of them separately when the batch has arrived. In a step of 13 ms, this takes
-    0.3 ms, and workers that exchange values run their operations in different orders.
+    then start each of them separately when the batch has arrived, which takes some 0.1 ms in a step
+    with 70 of them, and workers that exchange values run their operations in different orders.
     """
     after = {condition}
     with _added_operations() as operations:
