@@ -29,6 +29,7 @@ from strategies.ps.membership import (
 from strategies.ps.saved_state import SaveDirectory, SavedState, restore
 from strategies.ps.silence import SILENT_SECONDS, SilentWorkers
 from strategies.ps.state_saver import StateSaver
+from strategies.utils.threads import default_inter_op_threads
 from tf_config import ClusterConfigError, ClusterSpec, Task, TFConfig
 from tf_config.launcher.reports import CAN_REJOIN, report
 from tf_config.launcher.settings import REJOINS_VARIABLE, server_saves_seconds
@@ -194,8 +195,7 @@ def _configuration(saves_state: bool) -> tf.compat.v1.ConfigProto:
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     if saves_state:
         # Writing a save takes a thread; with a single one, all updates would wait for the disk.
-        threads = int(os.environ.get("TF_NUM_INTEROP_THREADS", "0")) or os.cpu_count() or 1
-        config.inter_op_parallelism_threads = threads + 1
+        config.inter_op_parallelism_threads = default_inter_op_threads() + 1
     return config
 
 

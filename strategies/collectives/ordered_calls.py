@@ -19,7 +19,7 @@ _recorders = threading.local()
 
 
 @contextlib.contextmanager
-def calls_recorded(record: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def record_calls(record: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """Makes each call that the block adds to a graph run in a context that `record` returns."""
     before = getattr(_recorders, "record", contextlib.nullcontext)
     _recorders.record = record

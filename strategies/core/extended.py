@@ -38,7 +38,7 @@ from strategies.compat.tensorflow import (
 from strategies.core.loss_logs import LossLogs
 from strategies.core.loss_reduction_check import LossReductionCheck
 from strategies.core.merged_logs import MergedLogs
-from strategies.core.operation_order import computation_before_exchanges
+from strategies.core.operation_order import compute_before_exchanges
 from strategies.core.replica_context import in_sharing_context
 from strategies.core.replica_means import ReplicaMeans
 from strategies.core.scope import (
@@ -238,8 +238,8 @@ class ReplicatedExtended(CollectiveAllReduceExtended):
             else:
                 inputs = StepInputs(args, kwargs, self._devices)
                 logs = self.loss_logs.step(fn, inputs, self.collectives)
-                ordered = computation_before_exchanges(self._devices)
-                with inputs.required(), ordered, self._input_weights_scope(inputs), logs:
+                ordered = compute_before_exchanges(self._devices)
+                with inputs.guard_effects(), ordered, self._input_weights_scope(inputs), logs:
                     results = self._call_in_step(seeded, args, kwargs)
         if len(self._devices) > 1 and not tf.executing_eagerly():
             check_devices()

@@ -14,12 +14,12 @@ from strategies.utils.threads import inter_op_threads
 
 # What enters a loop or branch of TensorFlow 1; its other operations follow.
 _ENTER = ("Enter", "Switch")
-_READ = ("ReadVariableOp",)
+_READ = ("ReadVariableOp",)  # stateful, but without an effect
 _CONSTANT = ("Const", "Placeholder")
 
 
 @contextlib.contextmanager
-def effects_after(condition: tf.Operation) -> Iterator[None]:
+def delay_effects(condition: tf.Operation) -> Iterator[None]:
     """Makes operations with effects that the block adds to the graph run only after `condition`.
 
     Constants and reads do not wait, as they would with `tf.control_dependencies`: TensorFlow would
@@ -38,7 +38,7 @@ def effects_after(condition: tf.Operation) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def computation_before_exchanges(devices: Sequence[str]) -> Iterator[None]:
+def compute_before_exchanges(devices: Sequence[str]) -> Iterator[None]:
     """Makes exchanges that block a thread wait for whatever in the block can be computed before.
 
     This applies to processes in which TensorFlow runs one operation at a time. It chooses which of

@@ -36,7 +36,7 @@ class StepCounter:
         """
         if step_of(fn)[1] not in ("", TRAIN_STEP) or running_method() not in (None, "fit"):
             return
-        with inputs.required(), tf.device(HOST):
+        with inputs.guard_effects(), tf.device(HOST):
             examples = tf.add_n(list(inputs.counts(tf.int64).values()))
             added = tf.stack([tf.constant(1, tf.int64), examples])
             self._totals.assign_add(added, read_value=False)

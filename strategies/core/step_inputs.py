@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.compat.tensorflow import select_replica
-from strategies.core.operation_order import effects_after
+from strategies.core.operation_order import delay_effects
 from strategies.data.elements import count_examples
 
 
@@ -49,7 +49,7 @@ class StepInputs:
         return counts
 
     @contextlib.contextmanager
-    def required(self) -> Iterator[None]:
+    def guard_effects(self) -> Iterator[None]:
         """Makes what the block adds to a step have no effect if the inputs do not exist.
 
         If the length of the data is unknown, Keras 3.15 and tf_keras learn of their end when the
@@ -59,7 +59,7 @@ class StepInputs:
         whose size is known statically. So all operations with effects depend on the batch.
         """
         exist = self._exist()
-        with contextlib.nullcontext() if exist is None else effects_after(exist):
+        with contextlib.nullcontext() if exist is None else delay_effects(exist):
             yield
 
     def _exist(self) -> tf.Operation | None:

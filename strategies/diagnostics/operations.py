@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.base import Collectives, RowCounts, StreamKeeper
-from strategies.collectives.ordered_calls import calls_recorded
+from strategies.collectives.ordered_calls import record_calls
 from strategies.compat.tensorflow import ResourceVariable
 from strategies.diagnostics.waits import COLUMNS
 from strategies.profiling.spans import EXCHANGE, SpanStream
@@ -312,7 +312,7 @@ class WatchedCollectives(StreamKeeper):
         """Adds an operation that consists of calls of Python, in which each call is recorded."""
         arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
         name = _name(kind, arguments)
-        with calls_recorded(lambda: self._operations.track_step(name)):
+        with record_calls(lambda: self._operations.track_step(name)):
             return self._spans.measure(name, lambda: operation(*arguments))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strategies.collectives.ordered_calls import OrderedCalls, calls_of
 from strategies.core import operation_order
-from strategies.core.operation_order import computation_before_exchanges
+from strategies.core.operation_order import compute_before_exchanges
 
 CPU = "/device:CPU:0"
 KINDS = st.sampled_from(["compute", "call", "assign", "read", "branch"])
@@ -34,12 +34,12 @@ def _ancestors(operation: tf.Operation) -> set[tf.Operation]:
     return found
 
 
-def _trace(step: Callable[[], tf.Tensor], devices=(CPU,)) -> list[tuple[tf.Operation, set[str]]]:
-    """Returns the calls in a step, and the types of operations that each depends on."""
+def _trace(step: Callable[[], tf.Tensor], devices=(CPU,)) -> list[set[str]]:
+    """Returns the types of the operations that each call in a step depends on."""
 
     @tf.function
     def ordered():
-        with computation_before_exchanges(devices):
+        with compute_before_exchanges(devices):
             return step()
 
     graph = ordered.get_concrete_function().graph
@@ -111,7 +111,7 @@ def test_any_program_computes_what_it_does_eagerly(program):
 
     @tf.function(autograph=False)
     def ordered():
-        with computation_before_exchanges([CPU]):
+        with compute_before_exchanges([CPU]):
             return _run(program, calls, variables)
 
     results = ordered()
@@ -124,7 +124,7 @@ def test_a_loop_of_tensorflow_1_cannot_be_waited_for():
         tf.compat.v1.disable_control_flow_v2()
         try:
             calls = OrderedCalls()
-            with computation_before_exchanges([CPU]):
+            with compute_before_exchanges([CPU]):
                 (end,) = tf.while_loop(lambda i: i < 3, lambda i: [i + 1], [tf.constant(0)])
                 called = calls.call(lambda value: [value], [tf.constant(1)], [tf.int32])
                 checked = tf.debugging.Assert(end > 0, [end])

@@ -27,7 +27,7 @@ def test_operations_with_effects_wait_for_the_batch_and_no_others_do():
     @tf.function
     def step(iterator):
         inputs = StepInputs((next(iterator),), {}, [""])
-        with inputs.required():
+        with inputs.guard_effects():
             count.assign_add(tf.constant(1))
             _add_nested(count)
             return initial + 1
@@ -52,7 +52,7 @@ def test_loops_and_branches_of_tensorflow_1_wait_for_the_batch():
             data = tf.data.Dataset.range(2).batch(1)
             batch = tf.compat.v1.data.make_one_shot_iterator(data).get_next()
             inputs = StepInputs((batch,), {}, [""])
-            with inputs.required():
+            with inputs.guard_effects():
                 end = _add_nested(count)
         finally:
             tf.compat.v1.enable_control_flow_v2()

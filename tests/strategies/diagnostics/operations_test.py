@@ -5,7 +5,8 @@ import itertools
 import pytest
 import tensorflow as tf
 
-from strategies.collectives.base import LocalCollectives
+from strategies.collectives.base import LocalCollectives, StreamKeeper
+from strategies.collectives.ordered_calls import OrderedCalls
 from strategies.diagnostics.operations import KEPT, OperationTracker, WatchedCollectives
 
 
@@ -34,6 +35,39 @@ def test_operations_of_all_kinds_are_kept_with_their_times(operations):
     assert running[:3] == (1, 1, "update") and running.end is None
     times = [time for each in ended for time in (each.begin, each.end)]
     assert all(first <= second for first, second in itertools.pairwise(times))
+
+
+class _Calling(LocalCollectives, StreamKeeper):
+    """Sums by calls of Python, in the training steps alone."""
+
+    def __init__(self, calls_python=True):
+        StreamKeeper.__init__(self)
+        self.calls_python = calls_python
+        self._calls = OrderedCalls()
+
+    def new_stream(self):
+        return _Calling(calls_python=False)
+
+    def all_reduce(self, tensors):
+        return [self._calls.call(lambda x: [x], [each], [each.dtype])[0] for each in tensors]
+
+
+def test_exchanges_by_calls_of_python_are_recorded_there(operations):
+    collectives = WatchedCollectives(_Calling(), operations)
+    background = collectives.new_stream()
+
+    @tf.function
+    def step(x):
+        background.all_reduce([x])
+        return collectives.all_reduce([x, x])
+
+    step(tf.ones([2]))
+    assert operations.begun() == [0, 2, 1]
+    found = [(each.stream, each.number, each.name) for each in operations.latest()]
+    in_python = [(1, 1, "all_reduce of 16 bytes"), (1, 2, "all_reduce of 16 bytes")]
+    assert sorted(found) == [*in_python, (2, 1, "all_reduce of 8 bytes")]
+    graph = step.get_concrete_function(tf.ones([2])).graph
+    assert [each.type for each in graph.get_operations()].count("Timestamp") == 2  # background's
 
 
 def test_only_the_latest_are_kept(operations):

@@ -10,7 +10,7 @@ from strategies.utils.threads import inter_op_threads
 
 @pytest.mark.parametrize(
     ("configured", "in_environment", "number"),
-    [(3, "2", 3), (0, "2", 2), (0, "0", 4), (0, None, 4)],
+    [(3, "2", 3), (0, "2", 2), (0, "0", 4), (0, "many", 4), (0, "-1", 4), (0, None, 4)],
 )
 def test_inter_op_threads(monkeypatch, configured, in_environment, number):
     threading = tf.config.threading
