@@ -31,6 +31,7 @@ elastic = os.environ["KERAS_STRATEGIES_WORKERS"]
 print("start", me, "of", count, elastic, rejoins, colour, sys.argv[1:], flush=True)
 
 def leave(*_):
+    pathlib.Path(f"leaves-{me}").touch()
     while pathlib.Path(f"stay-{me}").exists():
         time.sleep(0.05)
     report(LEAVES)
@@ -190,6 +191,8 @@ def test_a_joined_worker_ends_if_the_job_has_ended_before_it_comes_back(job):
     os.kill(int((job.directory / "pid-0").read_text()), signal.SIGTERM)
     os.kill(pid, signal.SIGTERM)
     elastic.wait_for(1)
+    # Worker 2 may be told later than worker 1 is restarted, and must not be done by itself.
+    job.wait_for((job.directory / "leaves-2").exists, 30)
     elastic.touch("done")
     code, output = elastic.finish()
     assert code == 0 and "restart 1 of 1" in output, output
