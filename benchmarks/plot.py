@@ -6,11 +6,14 @@ $ .venv/bin/python benchmarks/plot.py build/benchmarks/mirrored.json docs/images
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
 
 from drawing import plt, save
+
+COLUMNS = 2  # panels side by side: with more, a page shows them too small to read
 
 
 def main() -> None:
@@ -28,10 +31,13 @@ def draw(content: dict, path: Path) -> None:
     # Of what has units of its own, that which all are compared by.
     panels = [what for what in found[systems[0]] if what.startswith(content["unit"])]
     panels = panels or list(found[systems[0]])
-    figure, every = plt.subplots(
-        1, len(panels), figsize=(5 + 2.2 * len(panels), 0.6 + 0.34 * len(systems)), squeeze=False
-    )
-    for number, (panel, what) in enumerate(zip(every[0], panels, strict=True)):
+    columns = min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    size = (5 + 2.2 * columns, (0.6 + 0.34 * len(systems)) * rows)
+    figure, every = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for unused in every.flat[len(panels) :]:
+        unused.remove()
+    for number, (panel, what) in enumerate(zip(every.flat, panels, strict=False)):
         rounds = [found[system].get(what, [float("nan")]) for system in systems]
         medians = [statistics.median(values) for values in rounds]
         below = [median - min(values) for median, values in zip(medians, rounds, strict=True)]
@@ -45,7 +51,7 @@ def draw(content: dict, path: Path) -> None:
         panel.set_title("" if what == content["unit"] else what)
         panel.set_xlabel(content["unit"] + (", less is better" * content["less_is_better"]))
         panel.set_xlim(left=0)
-        if number:
+        if number % columns:
             panel.set_yticklabels([])
     save(figure, path)
 
