@@ -14,7 +14,8 @@ TABLE_ROWS, WIDTH = (10_001, 10) if SHORT else (1_000_001, 10)
 UNITS, HIDDEN_LAYERS = 400, 3
 ROWS = 512  # a step and worker
 BATCHES = 50  # different ones
-STEPS, WARM_UP = (10, 5) if SHORT else (200, 50)
+# In "geo", the first of the exchanges, which follow every 100 steps, is a part of the warm-up.
+STEPS, WARM_UP = (10, 5) if SHORT else (200, 150)
 EXPONENT = 1.1  # of the power law that ids follow
 
 

@@ -1,9 +1,12 @@
 """Trains the click model by Paddle Fleet's parameter servers, in its static graph.
 
-ctr_paddle.py sgd|adam async|geo WORKERS SERVERS
+ctr_paddle.py sgd|adam async|geo WORKERS SERVERS [--mkl-as-installed]
 
 This process starts the workers and servers, and ends them. Rows are in memory before they are
 trained on by `train_from_dataset`, Paddle's fastest way.
+
+Paddle multiplies matrices by Intel's MKL, which uses neither AVX2 nor AVX-512 where the processor
+is not one of Intel's. So MKL is told that it is, unless --mkl-as-installed is given.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ctr_data import (
     STEPS,
     TABLE_ROWS,
     UNITS,
+    WARM_UP,
     WIDTH,
     batches,
     check_loss,
@@ -89,15 +93,15 @@ def train(name: str, mode: str) -> None:
     executor.run(paddle.static.default_startup_program())
     fleet.init_worker()
     with tempfile.TemporaryDirectory() as directory:
-        files = [Path(directory) / str(number) for number in range(-(-STEPS // BATCHES))]
+        counts = [-(-count // BATCHES) for count in (WARM_UP, STEPS)]
+        files = [Path(directory) / str(number) for number in range(max(counts))]
         first = write(files[0])
         for other in files[1:]:
             os.link(files[0], other)
-        # The first file warms up.
-        for names in (files[:1], files):
+        for count in counts:
             rows = paddle.distributed.InMemoryDataset()
             rows.init(batch_size=ROWS, thread_num=1, pipe_command="cat", use_var=inputs)
-            rows.set_filelist(list(map(str, names)))
+            rows.set_filelist(list(map(str, files[:count])))
             rows.load_into_memory()
             steps = rows.get_memory_data_size() // ROWS
             collect_garbage()
@@ -117,6 +121,25 @@ def main() -> None:
     if "TRAINING_ROLE" in os.environ:
         train(name, mode)
         return
+    with tempfile.TemporaryDirectory() as directory:
+        is_as_installed = "--mkl-as-installed" in sys.argv
+        run(workers, servers, {} if is_as_installed else mkl_of_intel(Path(directory)))
+
+
+def mkl_of_intel(directory: Path) -> dict[str, str]:
+    """Returns environment variables by which MKL takes the processor for one of Intel's.
+
+    They preload a library with MKL's test for this, which is made in the directory.
+    """
+    library, names = directory / "intel.so", ("mkl_serv_intel_cpu", "mkl_serv_intel_cpu_true")
+    source = "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+def run(workers: int, servers: int, variables: dict[str, str]) -> None:
+    """Runs workers and servers with additional environment variables."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers + servers)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -124,6 +147,7 @@ def main() -> None:
     addresses = [f"127.0.0.1:{port}" for port in ports]
     common = {
         **os.environ,
+        **variables,
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(addresses[workers:]),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(addresses[:workers]),
         "PADDLE_TRAINERS_NUM": str(workers),

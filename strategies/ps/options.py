@@ -40,8 +40,8 @@ class ParameterServerOptions:
         those that it has used since its last exchange, with its own optimizer; or "servers", the
         servers in every step, so that workers hold no copies of rows. "local" by default.
       geo_row_cache: in "geo" with `geo_rows="local"`, the number of rows of each table width that a
-        worker keeps after an exchange, those first that it has used most since the last one; none
-        by default.
+        worker keeps after an exchange, those first that it has used most since the last one. By
+        default, as many as take up 256 MiB with their slot variables.
       compression: "fp16" sends gradients to the servers as float16; None sends them unchanged.
 
     Raises:
@@ -75,7 +75,7 @@ class ParameterServerOptions:
             if name == "geo_rows":
                 _check_geo_rows(value)
             else:
-                check_whole_number(name, value, least=1)
+                check_whole_number(name, value, least=0 if name == "geo_row_cache" else 1)
             if self.mode != mode:
                 raise ValueError(
                     f"{name} can only be used with mode={mode!r}. Received: {name}={value} with "

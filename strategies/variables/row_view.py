@@ -117,6 +117,12 @@ class RowView:
         counts = self._times_freed.gather(rows) + self._first_count.read_value()  # type: ignore[union-attr]
         return tf.cast(counts % 2**_COUNT_BITS, tf.int64)
 
+    def incarnation(self) -> tf.Tensor:
+        """Returns a number that changes when the server of the rows is restarted, int64."""
+        if self._times_freed is None:
+            return tf.constant(0, tf.int64)
+        return tf.cast(self._first_count.read_value(), tf.int64)
+
     def drop_freed(
         self, references: tf.Tensor, *values: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:

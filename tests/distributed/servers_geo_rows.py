@@ -24,7 +24,7 @@ keras = importlib.import_module(api)
 GEO_STEPS = 4
 geo.CHUNK_BYTES = 150  # one or two rows, so that an exchange takes several messages
 strategy = strategies.from_tf_config(
-    mode="geo", geo_steps=GEO_STEPS, geo_row_cache=cache or None, num_replicas=replicas
+    mode="geo", geo_steps=GEO_STEPS, geo_row_cache=cache, num_replicas=replicas
 )
 rank, size = strategy.extended.workers.rank, strategy.extended.workers.size
 COMMON = -(2**63)

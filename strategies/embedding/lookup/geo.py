@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_limits, join, split
@@ -64,6 +65,11 @@ class GeoRouter:
         self._local = LocalRows(self._lookups[0].count, variable)
         # The number of this worker's steps that the servers know of.
         self._counted = 0
+        # Until when this worker knows the rows of each server that it keeps copies of.
+        self._known = {shard.index: np.zeros([2], np.int64) for shard in shards}
+        with tf.init_scope(), tf.device(HOST):
+            # Whether the mode knows that this worker has changes to send.
+            self._is_marked = ResourceVariable(False, trainable=False)
 
     def look_up(
         self, keys: Sequence[tf.Tensor], training: bool, starts_step: bool
@@ -125,25 +131,45 @@ class GeoRouter:
         rows = local.find(keys)
         here, missing = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
         local.count(tf.gather(keys, here), tf.gather(rows, here))
+        if not self._refuses:
+            is_needed = (tf.size(missing) > 0) | ~self._is_marked.read_value()
+            rows = tf.cond(
+                is_needed, lambda: self._fetch_missing(keys, rows, missing)[0], lambda: rows
+            )
+            return rows, local.values(rows)
+        rows, refused, values = self._fetch_missing(keys, rows, missing)
+        present = tf.where(rows >= 0)[:, 0]
+        return rows, self._stitch(
+            (present, local.values(tf.gather(rows, present))), (refused, values)
+        )
+
+    def _fetch_missing(
+        self, keys: tf.Tensor, rows: tf.Tensor, missing: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Fetches the rows of keys that are not here.
+
+        Args:
+          keys: distinct keys.
+          rows: their rows, -1 for those that are not here.
+          missing: the positions of the latter.
+
+        Returns:
+          The rows, -1 for ids that get none; the positions of these ids, and their values.
+        """
+        local = self._local
         wanted = tf.gather(keys, missing)
         remote = self.traffic.remote_keys(wanted, lambda: wanted[:0])
         self.traffic.record_lookup(remote, training=True)
         new = local.allocate(tf.size(wanted[:, 0], tf.int64))
         has_row, values = self._fetch(wanted, new)
-        admitted = tf.where(has_row)[:, 0]
+        admitted, refused = tf.where(has_row)[:, 0], tf.where(~has_row)[:, 0]
         numbers = tf.gather(new, admitted)
         local.insert(tf.gather(wanted, admitted), numbers, tf.gather(values, admitted))
+        if self._refuses:
+            local.store.free(tf.gather(new, refused))
         places = tf.gather(missing, admitted)[:, tf.newaxis]
         rows = tf.tensor_scatter_nd_update(rows, places, numbers)
-        if not self._refuses:
-            return rows, local.values(rows)
-        refused = tf.where(~has_row)[:, 0]
-        local.store.free(tf.gather(new, refused))
-        present = tf.where(rows >= 0)[:, 0]
-        return rows, self._stitch(
-            (present, local.values(tf.gather(rows, present))),
-            (tf.gather(missing, refused), tf.gather(values, refused)),
-        )
+        return rows, tf.gather(missing, refused), tf.gather(values, refused)
 
     @property
     def _refuses(self) -> bool:
@@ -205,7 +231,7 @@ class GeoRouter:
         has_row = np.zeros([len(keys)], np.bool_)
         values = np.zeros([len(keys), lookup.width], np.float32)
         excess = np.zeros([len(lookup.limited)], np.int64)
-        self._mode.mark_unsent(self.exchange, True)
+        self._mark_unsent(True)
         if not len(keys):
             return [has_row, values, excess]
         steps = self._uncounted(int(step))
@@ -241,17 +267,23 @@ class GeoRouter:
         return np.int64(steps)
 
     def exchange(self) -> None:
-        """Sends the changes of this worker's rows to the servers, and forgets most of the rows.
+        """Sends the changes of this worker's rows to the servers, and gets those of others.
 
-        Of those that it keeps, it gets the values that all workers have made of them.
+        Keeps the rows for which there is room, and forgets the others.
         """
         with tf.init_scope(), tf.device(HOST):
-            exchanged = self._local.to_exchange(self._mode.row_cache)
+            exchanged = self._local.to_exchange(self._mode.row_cache(self._local.row_bytes()))
             counts = self._local.take_counts()
             steps = self._uncounted(int(self._local.store.step.numpy()))
             if exchanged.used.any() or steps or counts.any():
                 self._send(exchanged, counts, steps)
-            self._mode.mark_unsent(self.exchange, self._local.has_changes())
+            self._mark_unsent(exchanged.others_are_used)
+
+    def _mark_unsent(self, is_unsent: bool) -> None:
+        """Records whether this worker has changes to send; runs eagerly."""
+        self._mode.mark_unsent(self.exchange, is_unsent)
+        with tf.init_scope(), tf.device(HOST):
+            self._is_marked.assign(is_unsent)
 
     def _send(self, exchanged: ExchangedRows, counts: np.ndarray, steps: np.int64) -> None:
         keys, used, kept = exchanged.keys, exchanged.used, exchanged.kept
@@ -261,46 +293,64 @@ class GeoRouter:
         workers, slots = self._mode.present_workers, self._variable.live_slots()
         wire, width = self._wire, self._local.store.width
         encoded = wire.encode(tf.constant(exchanged.deltas / workers))
-        deltas = encoded.numpy()
+        deltas, place = encoded.numpy(), np.cumsum(used) - 1
         # Keys and values are sent, and those of rows that are kept come back.
-        chunk = max(CHUNK_BYTES // (2 * KEY_BYTES + 8 * width * (1 + len(slots))), 1)
+        chunk = max(CHUNK_BYTES // (KEY_BYTES + 8 * width * (1 + len(slots))), 1)
 
-        def add(keys: tf.Tensor, _: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor,
-                deltas: tf.Tensor, values: tf.Tensor, lookup: ShardLookup) -> None:  # fmt: skip
-            lookup.add(keys, counts, steps, wire.decode(deltas, width), values, slots, workers)
+        def find(
+            keys: tf.Tensor, is_used: tf.Tensor, *others: tf.Tensor, lookup: ShardLookup
+        ) -> list[tf.Tensor]:
+            return [lookup.find(keys), keys[:, 2], is_used, *others]
+
+        def add(
+            rows: tf.Tensor, occurrences: tf.Tensor, is_used: tf.Tensor, _: tf.Tensor,
+            __: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor, deltas: tf.Tensor,
+            values: tf.Tensor, lookup: ShardLookup,
+        ) -> None:  # fmt: skip
+            rows, occurrences = (tf.boolean_mask(each, is_used) for each in (rows, occurrences))
+            deltas = wire.decode(deltas, width)
+            lookup.add(rows, occurrences, counts, steps, deltas, values, slots, workers)
 
         def read(
-            _: tf.Tensor, keys: tf.Tensor, *others: tf.Tensor, lookup: ShardLookup
-        ) -> list[tf.Tensor]:
+            rows: tf.Tensor, _: tf.Tensor, is_used: tf.Tensor, is_kept: tf.Tensor,
+            known: tf.Tensor, *others: tf.Tensor, lookup: ShardLookup,
+        ) -> list[tf.Tensor]:  # fmt: skip
             del others
-            has_row, values, each = lookup.read(keys, slots)
-            return [has_row, wire.encode(values), each]
+            rows = tf.where(is_kept, rows, -1)
+            existing, changed, values, *rest = lookup.changes(rows, is_used, known, slots)
+            return [existing, changed, wire.encode(values), *rest]
 
         def send_to(server: ServerConnection) -> list[list[np.ndarray]]:
             lookup, shard = self._lookups[server.number], self._shards[server.number]
-            positions, results = np.flatnonzero(owners == shard.index), []
+            positions, results = np.flatnonzero((owners == shard.index) & (used | kept)), []
+            known = self._known[shard.index]
             # Of the numbers of lookups, the sum over all shards is reported.
             rest = [counts if shard.index == 0 else np.zeros_like(counts), steps]
             for start in range(0, max(len(positions), 1), chunk):
                 part = positions[start : start + chunk]
-                sent, read_again = part[used[part]], part[kept[part]]
-                has_row, *result = shard.call_once(
-                    self._sequences[server.number], functools.partial(add, lookup=lookup),
-                    functools.partial(read, lookup=lookup), keys[sent], keys[read_again], *rest,
-                    deltas[sent], exchanged.slots[sent], state=lookup.slots,
+                sent = place[part[used[part]]]
+                existing, changed, *values, until = shard.call_once(
+                    self._sequences[server.number], functools.partial(find, lookup=lookup),
+                    functools.partial(add, lookup=lookup), functools.partial(read, lookup=lookup),
+                    keys[part], used[part], kept[part], known, *rest, deltas[sent],
+                    exchanged.slots[sent], state=lookup.slots,
                 )  # fmt: skip
-                results.append([read_again[has_row], *result])
+                if start == 0:
+                    self._known[shard.index] = until
+                results.append([part[existing], part[changed], *values])
                 rest = [np.zeros_like(each) for each in rest]
             return results
 
-        is_kept = np.zeros([len(owners)], np.bool_)
+        is_forgotten = np.ones([len(owners)], np.bool_)
         for results in self._extended.servers.each(send_to):
-            for positions, values, slot_values in results:
-                is_kept[positions] = True
-                sent = tf.gather(wire.decode(encoded, width), positions)
+            for existing, changed, values, slot_values in results:
+                is_forgotten[existing] = False
+                sent = np.zeros([len(changed), width], np.float32)
+                of_used = used[changed]
+                sent[of_used] = wire.decode_array(deltas[place[changed[of_used]]], width)
                 values = wire.decode_array(values, width)
-                self._local.renew(exchanged.rows[positions], values, slot_values, sent)
-        self._local.forget(keys[~is_kept], exchanged.rows[~is_kept])
+                self._local.renew(exchanged.rows[changed], values, slot_values, sent)
+        self._local.forget(keys[is_forgotten], exchanged.rows[is_forgotten])
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient unchanged: each worker trains its own rows."""

@@ -12,13 +12,15 @@ exchange, N workers apply the rule of `Geo` (ps/modes/geo.py) to the rows that t
 * The worker keeps the rows that it has used most since the last exchange, as many as its cache
   holds, and forgets the others. If a row that it keeps is V on its server now, it becomes
   V + (1 - 1/N) (row - base) (of a row that was not used, V + row - base), with the base V and the
-  slot variables of the server. By default, it keeps none. So it needs memory for the rows of
-  `geo_steps` steps and the cache, and not for all rows.
+  slot variables of the server. The server sends those that were used, or changed since the
+  worker's last exchange. So a worker needs memory for the rows of `geo_steps` steps and the cache,
+  and not for all rows.
 
 With one worker, the row on the server is the worker's after each exchange. With N workers, a row
-that only one of them has used moves by 1/N of what this one has changed, and the rest is lost with
-a row that is forgotten. PaddlePaddle's GEO has a copy of all rows on each worker, so that nothing
-is lost, and works with SGD only, because its servers have no slot variables.
+that only one of them has used moves by 1/N of what this one has changed. The worker sends the rest
+bit by bit at later exchanges, unless it forgets the row. PaddlePaddle's GEO has a copy of all rows
+on each worker, so that nothing is lost, and works with SGD only, because its servers have no slot
+variables.
 
 Servers find rows by ids, and not by references (variables/row_view.py): an update that was computed
 from an earlier value of a row is a change, which is as right for the row's present value. So a
@@ -27,6 +29,7 @@ server that was restarted gets the changes of rows that it has restored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -87,9 +90,12 @@ class ExchangedRows(NamedTuple):
       rows: numbers of the rows, int64 [n].
       used: which of them were used since the last exchange, bool [n]; the others are not sent.
       kept: which of them the worker keeps, bool [n].
-      deltas: differences from the values on the servers that the worker knows, float32 [n, width];
-        0 for rows that are not sent.
-      slots: slot variables, one beside the other, float32 [n, width * number of slot variables].
+      deltas: differences of the used rows from the values on the servers that the worker knows,
+        float32 [number of used rows, width].
+      slots: slot variables of the used rows, one beside the other, float32 [number of used rows,
+        width * number of slot variables].
+      others_are_used: whether rows were used that are not exchanged now, because they have a
+        gradient that is still to be applied.
     """
 
     keys: np.ndarray
@@ -98,6 +104,7 @@ class ExchangedRows(NamedTuple):
     kept: np.ndarray
     deltas: np.ndarray
     slots: np.ndarray
+    others_are_used: bool
 
 
 class LocalRows:
@@ -117,6 +124,8 @@ class LocalRows:
         self._maps = [IdMap() for _ in range(tables)]
         # The values on the servers that the worker knows, with what it has sent since.
         self._bases = GrowableArray((self.store.width,), tf.float32)
+        # The number of the table and the id of each row; -1 in places without a row.
+        self._keys = GrowableArray((2,), tf.int64, fill=-1)
         with tf.init_scope(), tf.device(HOST):
             # Numbers of lookups of local rows since the last exchange, and of those that differ.
             self._counts = ResourceVariable(tf.zeros([tables, 2], tf.int64), trainable=False)
@@ -144,7 +153,8 @@ class LocalRows:
     def allocate(self, count: tf.Tensor) -> tf.Tensor:
         """Allocates rows; returns their numbers, int64 [count]."""
         rows = self.store.allocate(count)
-        self._bases.resize(self.store.view.length.read_value())
+        for array in (self._bases, self._keys):
+            array.resize(self.store.view.length.read_value())
         return rows
 
     def insert(self, keys: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> None:
@@ -153,6 +163,7 @@ class LocalRows:
             ids.insert(part[:, 1], numbers)
         self._variable.table.update(rows, values)
         self._bases.update(rows, values)
+        self._keys.update(rows, keys[:, :2])
         # Of their occurrences, the server knows; but they are used from now on.
         self.store.touch(rows, tf.zeros_like(rows))
 
@@ -169,21 +180,20 @@ class LocalRows:
             arrays[name].update(tf.constant(rows), tf.constant(part))
 
     def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys of all rows, without occurrences, and the rows; runs eagerly."""
-        keys, rows = [], []
-        for number, each in enumerate(self._maps):
-            ids, numbers = (array.numpy() for array in each.all())
-            keys.append(np.stack([np.full_like(ids, number), ids, np.zeros_like(ids)], 1))
-            rows.append(numbers)
-        return np.concatenate(keys), np.concatenate(rows)
+        """Returns the keys of all rows, with no occurrences, and the rows; runs eagerly."""
+        keys = self._keys.gather(tf.range(self._keys.length())).numpy()
+        rows = np.flatnonzero(keys[:, 0] >= 0)
+        return np.pad(keys[rows], [(0, 0), (0, 1)]), rows
 
-    def _used(self, rows: np.ndarray) -> np.ndarray:
-        """Returns a mask of the rows that were used since the last exchange."""
-        return self.store.metadata.array.gather(tf.constant(rows)).numpy() != 0
+    def row_bytes(self) -> int:
+        """Returns the size of one row in bytes, with all that is stored for it."""
+        arrays = (self._bases, self._keys)
+        own = sum(math.prod(array.shape) * array.dtype.size for array in arrays)
+        return self.store.row_bytes() + own
 
-    def has_changes(self) -> bool:
-        """Returns whether rows were used since the last exchange; runs eagerly."""
-        return bool(self._used(self.all()[1]).any())
+    def _metadata_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the metadata of rows since the last exchange, 0 of those that were not used."""
+        return self.store.metadata.array.gather(tf.constant(rows)).numpy()
 
     def to_exchange(self, cache: int) -> ExchangedRows:
         """Returns all rows but those with a gradient that is still to be applied; runs eagerly.
@@ -192,22 +202,30 @@ class LocalRows:
           cache: number of rows to keep.
         """
         keys, rows = self.all()
-        ready = ~np.isin(rows, self.store.view.unapplied_rows().numpy())
-        keys, rows = keys[ready], rows[ready]
-        numbers, metadata = tf.constant(rows), self.store.metadata
-        keys[:, 2] = metadata.frequency.gather(numbers).numpy()
-        used = self._used(rows)
-        # Rows that were not used rank last.
-        kept = np.zeros([len(rows)], np.bool_)
-        kept[np.argsort(-metadata.by_frequency(numbers).numpy(), kind="stable")[:cache]] = True
+        used, others_are_used = self._metadata_of(rows) != 0, False
+        unapplied = self.store.view.unapplied_rows().numpy()
+        if len(unapplied):
+            ready = ~np.isin(rows, unapplied)
+            others_are_used = bool(used[~ready].any())
+            keys, rows, used = keys[ready], rows[ready], used[ready]
+        metadata = self.store.metadata
+        kept = np.ones([len(rows)], np.bool_)
+        if len(rows) > cache:
+            # Rows that were not used rank last.
+            rank = -metadata.by_frequency(tf.constant(rows)).numpy()
+            kept[np.argsort(rank, kind="stable")[cache:]] = False
+        numbers = tf.constant(rows[used])
+        keys[used, 2] = metadata.frequency.gather(numbers).numpy()
         deltas = (self.values(numbers) - self._bases.gather(numbers)).numpy()
-        deltas[~used] = 0
-        return ExchangedRows(keys, rows, used, kept, deltas, self._slots_of(numbers).numpy())
+        slots = self._slots_of(numbers).numpy()
+        return ExchangedRows(keys, rows, used, kept, deltas, slots, others_are_used)
 
     def renew(
-        self, rows: np.ndarray, values: np.ndarray, slots: np.ndarray, sent: tf.Tensor
+        self, rows: np.ndarray, values: np.ndarray, slots: np.ndarray, sent: np.ndarray
     ) -> None:
         """Gives rows that are kept what the servers have of them, and what was not sent of them.
+
+        From now on, they count as not used.
 
         Args:
           rows: the rows.
@@ -235,6 +253,7 @@ class LocalRows:
         numbers = tf.constant(rows)
         for ids, _, part in self._by_table(tf.constant(keys), numbers):
             ids.remove(part[:, 1])
+        self._keys.reset(numbers)
         self.store.free(numbers)
 
     def take_counts(self) -> np.ndarray:
@@ -254,6 +273,7 @@ class LocalRows:
         return [
             *self.store.tokens(),
             self._bases.gather(none),
+            self._keys.gather(none),
             *(each.size() for each in self._maps),
             self._counts.read_value(),
         ]

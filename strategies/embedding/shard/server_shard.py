@@ -210,6 +210,7 @@ class RemoteTableShard(TableShard):
     def call_once(
         self,
         sequence: CallSequence,
+        prepare: Callable[..., Sequence[tf.Tensor]],
         change: Callable[..., None],
         read: Callable[..., Any],
         *arrays: Any,
@@ -221,16 +222,19 @@ class RemoteTableShard(TableShard):
 
         Args:
           sequence: sequence of the calls; one call must end before the next one begins.
-          change: function of tensors that changes rows.
-          read: function of the same tensors, called after the change, that only reads.
-          *arrays: arguments of both functions; see `call`.
+          prepare: function of the arrays, as tensors, that only reads, and returns the arguments of
+            the other functions.
+          change: function that changes rows.
+          read: function that is called after the change and only reads.
+          *arrays: arguments of `prepare`; see `call`.
           state: see `TableShard.call`.
         """
         last = sequence.last
 
         def change_and_read(number: tf.Tensor, *tensors: tf.Tensor) -> Any:
-            last.change_once(number, lambda: change(*tensors))
-            return read(*tensors)
+            prepared = prepare(*tensors)
+            last.change_once(number, lambda: change(*prepared))
+            return read(*prepared)
 
         number = np.int64(next(sequence.numbers))
         return self.call(change_and_read, number, *arrays, state=state, idempotent=True)

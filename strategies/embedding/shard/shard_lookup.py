@@ -126,19 +126,46 @@ class ShardLookup:
         rows = self._store.view.rows_of(tf.boolean_mask(references, has_row))
         return has_row, values[:, : self.width], self._slot_values(rows, slots)
 
-    def read(self, keys: tf.Tensor, slots: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns which keys have a row, and the values and slot variables of those with a row.
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys, -1 for none; gives no id a row, and counts nothing."""
+        by_table = TableKeys(keys, self.count)
+        pairs = zip(self._tables, by_table.parts, strict=True)
+        return by_table.join([table.map.find(part[:, 1]) for table, part in pairs])
 
-        See `fetch`; this gives no id a row, and counts nothing.
+    def changes(
+        self, rows: tf.Tensor, is_wanted: tf.Tensor, since: tf.Tensor, slots: Sequence[str]
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns what a worker does not know of rows that it keeps a copy of.
+
+        Args:
+          rows: the rows, -1 for those that were removed, int64 [n].
+          is_wanted: whether a row is returned even if it has not changed, bool [n].
+          since: the last result of an earlier call, which tells until when the worker knows the
+            rows, int64 [2]; zeros if there was none.
+          slots: names of the slot variables.
+
+        Returns:
+          The positions of the rows that exist, int64; those of the rows that are wanted or may have
+          changed; the values of the latter and their slot variables, one beside the other; and
+          what is passed as `since` next time.
         """
-        found = self._find(keys)
-        has_row = found >= 0
-        rows = tf.boolean_mask(found, has_row)
-        return has_row, self._store.variable.table.gather(rows), self._slot_values(rows, slots)
+        view = self._store.view
+        now = tf.stack([self._store.step.read_value(), view.incarnation()])
+        existing = tf.where(rows >= 0)[:, 0]
+        found = tf.gather(rows, existing)
+        # Others may have changed rows in the step of the earlier call, but after it. The rows of a
+        # restarted server may be those of an earlier step.
+        is_new = self._store.metadata.last_step.gather(found) >= since[0]
+        is_new |= tf.gather(is_wanted, existing) | tf.not_equal(since[1], now[1])
+        changed = tf.boolean_mask(found, is_new)
+        values = self._store.variable.table.gather(changed)
+        positions = tf.boolean_mask(existing, is_new)
+        return existing, positions, values, self._slot_values(changed, slots), now
 
     def add(
         self,
-        keys: tf.Tensor,
+        rows: tf.Tensor,
+        occurrences: tf.Tensor,
         counts: tf.Tensor,
         steps: tf.Tensor,
         deltas: tf.Tensor,
@@ -150,11 +177,11 @@ class ShardLookup:
 
         A slot variable takes the mean of its value here and the worker's, with the weight 1/N of
         the worker. So it stays between the values that it has had: a sum of changes, like that of
-        rows, could make a mean of squares negative. Rows that were removed since are left out.
+        rows, could make a mean of squares negative.
 
         Args:
-          keys: number of the table, id and number of the further occurrences of distinct ids, int64
-            [n, 3].
+          rows: the rows, each once, -1 for those that were removed, int64 [n].
+          occurrences: numbers of the further occurrences of their ids, int64 [n].
           counts: numbers of further lookups, and of those that differ in a step, of each table,
             int64 [tables, 2].
           steps: number of steps that the worker has taken since it last told this shard.
@@ -166,10 +193,9 @@ class ShardLookup:
         self._count_steps(steps)
         for number, table in enumerate(self._tables):
             table.add_counts(lookups=counts[number, 0], unique=counts[number, 1])
-        found = self._find(keys)
-        present = tf.where(found >= 0)[:, 0]
-        rows = tf.gather(found, present)
-        self._store.touch(rows, tf.gather(keys[:, 2], present))
+        present = tf.where(rows >= 0)[:, 0]
+        rows = tf.gather(rows, present)
+        self._store.touch(rows, tf.gather(occurrences, present))
         self._store.variable.table.add(rows, tf.gather(deltas, present))
         if not slots:
             return
@@ -187,12 +213,6 @@ class ShardLookup:
             return tf.constant(True)
 
         tf.cond(steps > 0, count, lambda: tf.constant(False))
-
-    def _find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, -1 for none."""
-        by_table = TableKeys(keys, self.count)
-        pairs = zip(self._tables, by_table.parts, strict=True)
-        return by_table.join([table.map.find(part[:, 1]) for table, part in pairs])
 
     def _slot_values(self, rows: tf.Tensor, slots: Sequence[str]) -> tf.Tensor:
         """Returns slot variables of rows, one beside the other, float32 [n, width * len(slots)]."""

@@ -13,6 +13,8 @@ from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 from strategies.utils.devices import HOST
 
+CACHE_BYTES = 1 << 28  # the default size of the rows of each table width that a worker keeps
+
 
 class Geo(Mode):
     """GEO-SGD: each of N workers adds 1/N of its progress to the servers' values.
@@ -32,15 +34,16 @@ class Geo(Mode):
     `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
     this worker's last exchange.
 
-    Embedding rows are exchanged by the same rule, except that a worker keeps few of them after an
-    exchange; see [Note: rows of the mode "geo"] in embedding/shard/local_rows.py.
+    Embedding rows are exchanged by the same rule, except that a worker may have room for some of
+    them only; see [Note: rows of the mode "geo"] in embedding/shard/local_rows.py.
 
     Args:
       servers: the servers of the job.
       geo_steps: the number of steps between two exchanges of the same variables.
       geo_rows: "local" if workers train the rows of embeddings themselves, "servers" if the servers
         do.
-      geo_row_cache: the number of rows of each table width that a worker keeps after an exchange.
+      geo_row_cache: the number of rows of each table width that a worker keeps after an exchange;
+        None keeps as many as take up `CACHE_BYTES`.
     """
 
     has_local_optimizer = True
@@ -51,12 +54,12 @@ class Geo(Mode):
         servers: ServerGroup,
         geo_steps: int = 100,
         geo_rows: str = "local",
-        geo_row_cache: int = 0,
+        geo_row_cache: int | None = None,
     ):
         super().__init__(servers)
         self._geo_steps = geo_steps
         self.row_steps = geo_steps if geo_rows == "local" else None
-        self.row_cache = geo_row_cache
+        self._row_cache = geo_row_cache
         # Functions that send changes of rows, in the order in which the first change was made.
         self._unsent: dict[Callable[[], None], None] = {}
         self._steps: dict[frozenset[str], ResourceVariable] = {}
@@ -100,6 +103,10 @@ class Geo(Mode):
         """
         for send in list(self._unsent):
             send()
+
+    def row_cache(self, row_bytes: int) -> int:
+        """Returns how many rows of this size a worker keeps after an exchange; see `Mode`."""
+        return CACHE_BYTES // row_bytes if self._row_cache is None else self._row_cache
 
     @property
     def present_workers(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 import tf_keras
 
 from strategies.parameter_server import create_update_mode
+from strategies.ps.modes.geo import Geo
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.updates import VariableUpdate, check_applicable
@@ -236,6 +237,12 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
     assert len(made) == program.steps == waiting + 2
 
 
+@pytest.mark.parametrize(("cache", "rows"), [(None, 2**28 // 100), (0, 0), (7, 7)])
+def test_a_worker_keeps_rows_of_256_mib_or_as_many_as_it_is_told(cache, rows):
+    options = ParameterServerOptions("geo", geo_row_cache=cache)
+    assert Geo(None, geo_row_cache=options.geo_row_cache).row_cache(row_bytes=100) == rows
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -246,6 +253,7 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
         ({"pull_every": 0}, "pull_every must be an integer >= 1. Received: 0"),
         ({"geo_steps": True}, "geo_steps must be an integer >= 1. Received: True"),
         ({"max_merge": 2, "mode": "geo"}, "max_merge=2 with mode='geo'"),
+        ({"geo_row_cache": -1, "mode": "geo"}, "geo_row_cache must be an integer >= 0"),
         ({"geo_rows": "workers"}, "geo_rows must be 'local' or 'servers'. Received: 'workers'"),
         (
             {"geo_rows": "servers", "geo_row_cache": 9, "mode": "geo"},

@@ -59,7 +59,7 @@ def test_what_is_exchanged_of_rows():
     assert local.rows.take_counts().tolist() == [[3, 1], [0, 0]]
     assert local.rows.take_counts().tolist() == [[0, 0], [0, 0]]
     local.rows.forget(exchanged.keys, exchanged.rows)
-    assert local.pairs() == [] and not local.rows.has_changes()
+    assert local.pairs() == []
     assert sorted(local.fetch([(0, 1), (0, 2), (1, 3)], 0.0).numpy().tolist()) == [0, 1, 2]
     assert int(local.store.view.length.numpy()) == 3
 
@@ -74,29 +74,31 @@ def test_the_rows_used_most_are_kept_with_what_was_not_sent():
     # A quarter was sent, and others have made 10 of it meanwhile.
     row = exchanged.rows[[position]]
     values, slots = np.full([1, WIDTH], 10.0, np.float32), np.zeros([1, 0], np.float32)
-    local.rows.renew(row, values, slots, tf.fill([1, WIDTH], 0.25))
+    local.rows.renew(row, values, slots, np.full([1, WIDTH], 0.25, np.float32))
     assert local.rows.values(tf.constant(row)).numpy().tolist() == [[10.75, 10.75]]
     others = np.arange(5) != position
     local.rows.forget(exchanged.keys[others], exchanged.rows[others])
-    assert local.pairs() == [(0, 3)] and not local.rows.has_changes()
+    assert local.pairs() == [(0, 3)] and not local.rows.to_exchange(0).used.any()
     # What was not used is not sent, and used rows rank before it.
     local.fetch([(1, 9)], 0.0)
     again = local.rows.to_exchange(1)
     assert again.keys[again.used].tolist() == again.keys[again.kept].tolist() == [[1, 9, 0]]
-    assert not again.deltas.any()
+    assert again.deltas.tolist() == [[0.0, 0.0]]
     local.use([(0, 3)])
     again = local.rows.to_exchange(1)
     assert again.keys[again.kept].tolist() == [[0, 3, 3]]
-    assert again.deltas[again.kept].tolist() == [[0.75, 0.75]]
+    assert again.deltas[again.keys[again.used, 1] == 3].tolist() == [[0.75, 0.75]]
 
 
 def test_a_row_whose_gradient_is_to_be_applied_waits_for_the_next_exchange():
     local = Local()
     numbers = local.fetch([(0, 1), (0, 2)], 1.0)
     local.store.view.show_gradient(numbers[:1])
-    assert local.rows.to_exchange(0).keys[:, 1].tolist() == [2]
+    exchanged = local.rows.to_exchange(0)
+    assert exchanged.keys[:, 1].tolist() == [2] and exchanged.others_are_used
     local.store.view.mark_applied()
-    assert sorted(local.rows.to_exchange(0).keys[:, 1].tolist()) == [1, 2]
+    exchanged = local.rows.to_exchange(0)
+    assert exchanged.keys[:, 1].tolist() == [1, 2] and not exchanged.others_are_used
 
 
 def test_references_to_forgotten_rows_are_not_valid():
