@@ -170,20 +170,27 @@ class RowUpdate(VariableUpdate):
         view: ServerView,
         pieces: Sequence[tuple[tf.Tensor, tf.Tensor]],
         replicated: dict[int, Any],
+        steps: tf.Tensor,
     ) -> None:
         """Applies the update on a server.
 
         Args:
           view: the view of that server.
-          pieces: the pairs that the server received. In a push of several steps, a row may occur
-            more than once.
+          pieces: the pairs that the server received. Each row occurs once for each step at most.
           replicated: the arguments that all servers get, by their position.
+          steps: the number of steps in the push, a scalar.
         """
         received = [
             wire.decode(values, value.shape[1])
             for (values, _), value, wire in zip(pieces, self._in_view, self._wires, strict=True)
         ]
-        references, _, each = sum_by_index(pieces[0][1], *received)
+        references = pieces[0][1]
+
+        def sum_steps() -> list[tf.Tensor]:
+            distinct, _, sums = sum_by_index(references, *received)
+            return [distinct, *sums]
+
+        references, *each = tf.cond(steps > 1, sum_steps, lambda: [references, *received])
         with active_view.activate(view):
             rows_in_view = self.variable.view
             # See [Note: references to rows] in row_view.py.

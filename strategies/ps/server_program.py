@@ -445,7 +445,7 @@ class StepProgram:
             replicated = received.take_replicated(update)
             if isinstance(update, RowUpdate):  # its variable has no slices
                 view = self._view(server, remote, 0, program)
-                update.apply(view, received.take_in_view(update), replicated)
+                update.apply(view, received.take_in_view(update), replicated, program.steps)
             for number in remote.slices_on(server.number):
                 leaves = received.take_of_slice(update, number, replicated)
                 args, kwargs = tf.nest.pack_sequence_as(update.args, leaves)

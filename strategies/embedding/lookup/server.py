@@ -53,6 +53,8 @@ class ServerRouter:
         self._limited = shards[0].lookups[group].limited
         self.traffic = TrafficCounter(shards[0].lookups[group].count, True)
         self._are_in_step = extended.in_step and extended.workers.size > 1
+        # Otherwise, several workers or replicas may look up the same id.
+        self._are_distinct = not self._are_in_step and len(extended.worker_devices) == 1
         self._queues: weakref.WeakSet[PrefetchQueue] = weakref.WeakSet()
         self._spans = SpanStream(BACKGROUND)
 
@@ -158,7 +160,7 @@ class ServerRouter:
             own = keys[owners == shard.index]
 
             def look_up(keys: tf.Tensor) -> list[tf.Tensor]:
-                rows, values = lookup(keys, inserts, counts_step)
+                rows, values = lookup(keys, inserts, counts_step, self._are_distinct)
                 return [rows, wire.encode(values)]
 
             # See [Note: admission per step] in router.py.
