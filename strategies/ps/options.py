@@ -40,8 +40,9 @@ class ParameterServerOptions:
         those that it has used since its last exchange, with its own optimizer; or "servers", the
         servers in every step, so that workers hold no copies of rows. "local" by default.
       geo_row_cache: in "geo" with `geo_rows="local"`, the number of rows of each table width that a
-        worker keeps after an exchange, those first that it has used most since the last one. By
-        default, as many as take up 256 MiB with their slot variables.
+        worker keeps after an exchange: those first that it has used most since the exchange before,
+        and others as long as there is room. By default, those that it has used since then. 0 keeps
+        none, for the least memory.
       compression: "fp16" sends gradients to the servers as float16; None sends them unchanged.
 
     Raises:

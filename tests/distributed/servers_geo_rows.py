@@ -1,10 +1,10 @@
 """Rows that workers train themselves in mode "geo": the rule of an exchange, in closed form.
 
-servers_geo_rows.py keras|tf_keras REPLICAS [CACHE]
+servers_geo_rows.py keras|tf_keras REPLICAS CACHE|used
 
 Each step of a worker takes a part of the rows of ids of its own and of an id of all workers, so
-that what a step does depends on the step before it. With a cache, which is larger than what steps
-use, only the checks of what it changes are made.
+that what a step does depends on the step before it. If rows are kept, those that were used or a
+number that is larger than what steps use, only the checks of what it changes are made.
 """
 
 import importlib
@@ -19,7 +19,8 @@ from tests.support.assertions import raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of
 
-api, replicas, cache = sys.argv[1], int(sys.argv[2]), int(*sys.argv[3:] or [0])
+api, replicas = sys.argv[1], int(sys.argv[2])
+cache = None if sys.argv[3] == "used" else int(sys.argv[3])
 keras = importlib.import_module(api)
 GEO_STEPS = 4
 geo.CHUNK_BYTES = 150  # one or two rows, so that an exchange takes several messages
@@ -86,7 +87,7 @@ def factors(steps):
 
 def check_rows_of_one_and_of_all_workers():
     """A round is ended by a barrier, at which all workers exchange and forget rows."""
-    if cache:
+    if cache != 0:
         return
     loop, old = Loop(), np.ones(len(IDS))
     for steps in (2, GEO_STEPS - 2, GEO_STEPS, 1):  # no other exchange is due in between
@@ -103,7 +104,7 @@ def check_rows_of_one_and_of_all_workers():
 
 def check_what_is_kept_of_a_row():
     """Workers exchange rows one after the other, so that it is known what each of them gets."""
-    if not cache:
+    if cache == 0:
         return
     loop = Loop()
     on_servers = np.ones(len(IDS))
@@ -124,14 +125,17 @@ def check_what_is_kept_of_a_row():
     # Rows that are not used stay as long as there is room, and get what others do to them.
     strategies.barrier(strategy)
     assert len(local_rows(loop).all()[0]) == 2
-    loop.train(1, [COMMON] if rank == 0 else [5])
-    strategies.barrier(strategy)
-    strategies.barrier(strategy)
-    assert sorted(local_rows(loop).all()[0][:, 1].tolist()) == [
-        COMMON,
-        *([5] * (rank > 0)),
-        OWN[rank],
-    ]
+    for who in ([0], range(1, size)):
+        loop.train(1, [COMMON if rank == 0 else 5] if rank in who else [])
+        strategies.barrier(strategy)
+    used = {5} if rank > 0 else set()
+    expected = used if cache is None else used | {COMMON, OWN[rank]}
+    assert set(local_rows(loop).all()[0][:, 1].tolist()) == expected
+    changed = (bases[0, 0] + kept[0, 0]) * (1 - RATE[0]) - bases[0, 0]
+    common = on_servers[0] + changed / size
+    if cache is not None:
+        common += changed * (1 - 1 / size) if rank == 0 else kept[rank, 0]
+    np.testing.assert_allclose(loop.layer(IDS[:1]).numpy()[0], common, rtol=1e-6)
     # They are forgotten when others may have set them.
     loop.layer.set_rows(IDS[:1], np.full([1, 3], 8.0, np.float32))
     assert not len(local_rows(loop).all()[0])
@@ -144,7 +148,7 @@ def local_rows(loop):
 
 
 def check_an_exchange_is_due_every_geo_steps():
-    if cache:
+    if cache != 0:
         return
     loop = Loop()
     rows = local_rows(loop)
@@ -163,7 +167,7 @@ def check_an_exchange_is_due_every_geo_steps():
 
 
 def check_slot_variables_go_with_the_rows():
-    if cache:
+    if cache != 0:
         return
     loop = Loop(momentum=MOMENTUM)
     rows, velocities = np.ones(size + 1), np.zeros(size + 1)
@@ -250,7 +254,7 @@ def check_rows_are_saved_as_they_were_trained():
 
 def check_several_steps_in_a_function():
     """And slot variables that are created while its graph is built, under tf_keras."""
-    if cache:
+    if cache != 0:
         return
     loop = Loop(momentum=MOMENTUM)
 

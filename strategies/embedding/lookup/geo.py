@@ -269,10 +269,10 @@ class GeoRouter:
     def exchange(self) -> None:
         """Sends the changes of this worker's rows to the servers, and gets those of others.
 
-        Keeps the rows for which there is room, and forgets the others.
+        Forgets the rows that this worker does not keep.
         """
         with tf.init_scope(), tf.device(HOST):
-            exchanged = self._local.to_exchange(self._mode.row_cache(self._local.row_bytes()))
+            exchanged = self._local.to_exchange(self._mode.row_cache)
             counts = self._local.take_counts()
             steps = self._uncounted(int(self._local.store.step.numpy()))
             if exchanged.used.any() or steps or counts.any():

@@ -9,12 +9,12 @@ exchange, N workers apply the rule of `Geo` (ps/modes/geo.py) to the rows that t
   fetched. A sum of such changes does not depend on their order, so no worker waits for another.
 * Each slot variable on the server becomes the mean of its value there and the worker's, in which
   the worker's has the weight 1/N.
-* The worker keeps the rows that it has used most since the last exchange, as many as its cache
+* The worker keeps the rows that it has used since the exchange before, or as many as its cache
   holds, and forgets the others. If a row that it keeps is V on its server now, it becomes
   V + (1 - 1/N) (row - base) (of a row that was not used, V + row - base), with the base V and the
-  slot variables of the server. The server sends those that were used, or changed since the
-  worker's last exchange. So a worker needs memory for the rows of `geo_steps` steps and the cache,
-  and not for all rows.
+  slot variables of the server. The server sends those that were used, and of the others in the
+  cache those that have changed since the exchange before. So by default a worker needs memory for
+  the rows of 2 `geo_steps` steps, and not for all rows.
 
 With one worker, the row on the server is the worker's after each exchange. With N workers, a row
 that only one of them has used moves by 1/N of what this one has changed. The worker sends the rest
@@ -29,7 +29,6 @@ server that was restarted gets the changes of rows that it has restored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -185,21 +184,15 @@ class LocalRows:
         rows = np.flatnonzero(keys[:, 0] >= 0)
         return np.pad(keys[rows], [(0, 0), (0, 1)]), rows
 
-    def row_bytes(self) -> int:
-        """Returns the size of one row in bytes, with all that is stored for it."""
-        arrays = (self._bases, self._keys)
-        own = sum(math.prod(array.shape) * array.dtype.size for array in arrays)
-        return self.store.row_bytes() + own
-
     def _metadata_of(self, rows: np.ndarray) -> np.ndarray:
         """Returns the metadata of rows since the last exchange, 0 of those that were not used."""
         return self.store.metadata.array.gather(tf.constant(rows)).numpy()
 
-    def to_exchange(self, cache: int) -> ExchangedRows:
+    def to_exchange(self, cache: int | None) -> ExchangedRows:
         """Returns all rows but those with a gradient that is still to be applied; runs eagerly.
 
         Args:
-          cache: number of rows to keep.
+          cache: number of rows to keep; None keeps those that were used since the last exchange.
         """
         keys, rows = self.all()
         used, others_are_used = self._metadata_of(rows) != 0, False
@@ -209,8 +202,8 @@ class LocalRows:
             others_are_used = bool(used[~ready].any())
             keys, rows, used = keys[ready], rows[ready], used[ready]
         metadata = self.store.metadata
-        kept = np.ones([len(rows)], np.bool_)
-        if len(rows) > cache:
+        kept = used if cache is None else np.ones([len(rows)], np.bool_)
+        if cache is not None and len(rows) > cache:
             # Rows that were not used rank last.
             rank = -metadata.by_frequency(tf.constant(rows)).numpy()
             kept[np.argsort(rank, kind="stable")[cache:]] = False

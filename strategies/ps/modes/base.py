@@ -37,6 +37,8 @@ class Mode:
         optimizer of its own, and the servers only add up the workers' progress.
       row_steps: the number of steps between two exchanges of the embedding rows that a worker
         trains itself; None if the servers train them.
+      row_cache: how many of these rows a worker keeps after an exchange; None keeps those that it
+        has used since the exchange before.
       settings: the names of the options that apply to this mode alone, which are also keyword
         arguments of its class.
     """
@@ -45,6 +47,7 @@ class Mode:
     has_local_optimizer: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
     row_steps: int | None = None
+    row_cache: int | None = None
 
     def __init__(self, servers: ServerGroup):
         self._servers = servers
@@ -64,14 +67,6 @@ class Mode:
         Args:
           variables: the variables that the step has changed.
           push_and_pull: applies updates on the servers and returns how to get the new values.
-        """
-        raise NotImplementedError
-
-    def row_cache(self, row_bytes: int) -> int:
-        """Returns how many rows of this size a worker keeps after an exchange; see `row_steps`.
-
-        Args:
-          row_bytes: the size of a row, with all that is stored for it.
         """
         raise NotImplementedError
 

@@ -13,8 +13,6 @@ from strategies.ps.updates import VariableUpdate
 from strategies.ps.variables import SharedVariable, add, assign_copy, local_copy
 from strategies.utils.devices import HOST
 
-CACHE_BYTES = 1 << 28  # the default size of the rows of each table width that a worker keeps
-
 
 class Geo(Mode):
     """GEO-SGD: each of N workers adds 1/N of its progress to the servers' values.
@@ -34,8 +32,8 @@ class Geo(Mode):
     `geo_steps` steps that another worker has not sent yet, and the steps that it has sent since
     this worker's last exchange.
 
-    Embedding rows are exchanged by the same rule, except that a worker may have room for some of
-    them only; see [Note: rows of the mode "geo"] in embedding/shard/local_rows.py.
+    Embedding rows are exchanged by the same rule, except that a worker keeps only some of them; see
+    [Note: rows of the mode "geo"] in embedding/shard/local_rows.py.
 
     Args:
       servers: the servers of the job.
@@ -43,7 +41,7 @@ class Geo(Mode):
       geo_rows: "local" if workers train the rows of embeddings themselves, "servers" if the servers
         do.
       geo_row_cache: the number of rows of each table width that a worker keeps after an exchange;
-        None keeps as many as take up `CACHE_BYTES`.
+        None keeps those that it has used since the exchange before.
     """
 
     has_local_optimizer = True
@@ -59,7 +57,7 @@ class Geo(Mode):
         super().__init__(servers)
         self._geo_steps = geo_steps
         self.row_steps = geo_steps if geo_rows == "local" else None
-        self._row_cache = geo_row_cache
+        self.row_cache = geo_row_cache
         # Functions that send changes of rows, in the order in which the first change was made.
         self._unsent: dict[Callable[[], None], None] = {}
         self._steps: dict[frozenset[str], ResourceVariable] = {}
@@ -103,10 +101,6 @@ class Geo(Mode):
         """
         for send in list(self._unsent):
             send()
-
-    def row_cache(self, row_bytes: int) -> int:
-        """Returns how many rows of this size a worker keeps after an exchange; see `Mode`."""
-        return CACHE_BYTES // row_bytes if self._row_cache is None else self._row_cache
 
     @property
     def present_workers(self) -> int:

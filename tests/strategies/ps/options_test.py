@@ -10,7 +10,6 @@ import pytest
 import tf_keras
 
 from strategies.parameter_server import create_update_mode
-from strategies.ps.modes.geo import Geo
 from strategies.ps.options import ParameterServerOptions
 from strategies.ps.push import Push, merge_pushes
 from strategies.ps.updates import VariableUpdate, check_applicable
@@ -237,10 +236,10 @@ def test_so_many_steps_wait_to_be_sent_and_the_next_one_waits_for_them(settings,
     assert len(made) == program.steps == waiting + 2
 
 
-@pytest.mark.parametrize(("cache", "rows"), [(None, 2**28 // 100), (0, 0), (7, 7)])
-def test_a_worker_keeps_rows_of_256_mib_or_as_many_as_it_is_told(cache, rows):
+@pytest.mark.parametrize("cache", [None, 0, 7])
+def test_the_number_of_rows_that_a_worker_keeps(cache):
     options = ParameterServerOptions("geo", geo_row_cache=cache)
-    assert Geo(None, geo_row_cache=options.geo_row_cache).row_cache(row_bytes=100) == rows
+    assert create_update_mode(options, None).row_cache == cache
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,19 @@ def test_the_rows_used_most_are_kept_with_what_was_not_sent():
     assert again.deltas[again.keys[again.used, 1] == 3].tolist() == [[0.75, 0.75]]
 
 
+def test_the_rows_that_were_used_are_kept_without_a_number():
+    local = Local()
+    local.fetch([(0, 1), (0, 2)], 1.0)
+    exchanged = local.rows.to_exchange(None)
+    assert exchanged.kept.all()
+    slots, none = np.zeros([2, 0], np.float32), np.zeros([2, WIDTH], np.float32)
+    local.rows.renew(exchanged.rows, none, slots, none)
+    local.use([(0, 2)])
+    exchanged = local.rows.to_exchange(None)
+    assert exchanged.keys[:, 1].tolist() == [1, 2]
+    assert exchanged.kept.tolist() == exchanged.used.tolist() == [False, True]
+
+
 def test_a_row_whose_gradient_is_to_be_applied_waits_for_the_next_exchange():
     local = Local()
     numbers = local.fetch([(0, 1), (0, 2)], 1.0)
