@@ -2,10 +2,10 @@
 
 servers_restarted.py MODE DIRECTORY [PAUSE]
 
-The row of an id is n * [id + 1, 1], where n is how often its gradients were applied (in "geo", the
-mean over the workers), and each
-element of `count` is the number of steps that its server has applied (except in "geo"). A line with
-the number of steps goes to DIRECTORY/steps-<rank> after each step, and at the start the process's
+The row of an id is n * [id + 1, 1], where n is how often its gradients were applied (in "geo", what
+the workers have sent of that, bit by bit), and each element of `count` is the number of steps that
+its server has applied (except in "geo"). A line with the number of steps goes to
+DIRECTORY/steps-<rank> after each step, and at the start the process's
 number to DIRECTORY/pids-<rank>. It stops when there is a file DIRECTORY/stop.
 """
 
@@ -100,8 +100,8 @@ if mode != "geo":
 ids, rows = layer.rows()
 assert len(ids) == len(set(ids.tolist()))
 np.testing.assert_array_equal(rows[:, 0], (ids + 1) * rows[:, 1])
-# In "geo", each of N workers adds 1/N of what it has changed; these are halves, which are exact.
-parts = extended.servers.size if mode == "geo" else 1
-assert (rows[:, 1] * parts == np.round(rows[:, 1] * parts)).all() and (rows >= 0).all()
+# In "geo", two workers add halves of what they have not sent yet, which float32 has exactly.
+assert mode == "geo" or (rows[:, 1] == np.round(rows[:, 1])).all()
+assert (rows >= 0).all()
 assert not len(ids) or rows.max() > 0
 print("passed", flush=True)
