@@ -5,8 +5,8 @@ ctr_paddle.py sgd|adam async|geo WORKERS SERVERS [--mkl-as-installed]
 This process starts the workers and servers, and ends them. Rows are in memory before they are
 trained on by `train_from_dataset`, Paddle's fastest way.
 
-Paddle multiplies matrices by Intel's MKL, which uses neither AVX2 nor AVX-512 where the processor
-is not one of Intel's. So MKL is told that it is, unless --mkl-as-installed is given.
+Paddle multiplies matrices by Intel's MKL, which takes its slowest path where the processor is not
+one of Intel's. So MKL is told that it is, unless --mkl-as-installed is given.
 """
 
 from __future__ import annotations

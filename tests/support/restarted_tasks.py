@@ -158,7 +158,7 @@ def worker_faults_in(output: str, training: RestartedTasks) -> str:
         return f"not {sum(training.kills_of)} restarts alone"
     if (count := len(re.findall(r"\] ps \d serves at", output))) != training.servers:
         return f"{count} starts of servers"
-    if training.mode == "geo":  # what the servers count is exchanges
+    if training.mode.startswith("geo"):  # what the servers count is exchanges
         return ""
     lost = training.lost_steps(output)
     for rank, kills in enumerate(training.kills_of):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -297,28 +297,24 @@ class GeoRouter:
         # Keys and values are sent, and those of rows that are kept come back.
         chunk = max(CHUNK_BYTES // (KEY_BYTES + 8 * width * (1 + len(slots))), 1)
 
-        def find(
-            keys: tf.Tensor, is_used: tf.Tensor, *others: tf.Tensor, lookup: ShardLookup
-        ) -> list[tf.Tensor]:
-            return [lookup.find(keys), keys[:, 2], is_used, *others]
+        def exchange(
+            keys: tf.Tensor, is_used: tf.Tensor, is_kept: tf.Tensor, known: tf.Tensor,
+            counts: tf.Tensor, steps: tf.Tensor, deltas: tf.Tensor, values: tf.Tensor,
+            lookup: ShardLookup,
+        ) -> tuple[Callable[[], None], Callable[[], list[tf.Tensor]]]:  # fmt: skip
+            rows = lookup.find(keys)
 
-        def add(
-            rows: tf.Tensor, occurrences: tf.Tensor, is_used: tf.Tensor, _: tf.Tensor,
-            __: tf.Tensor, counts: tf.Tensor, steps: tf.Tensor, deltas: tf.Tensor,
-            values: tf.Tensor, lookup: ShardLookup,
-        ) -> None:  # fmt: skip
-            rows, occurrences = (tf.boolean_mask(each, is_used) for each in (rows, occurrences))
-            deltas = wire.decode(deltas, width)
-            lookup.add(rows, occurrences, counts, steps, deltas, values, slots, workers)
+            def add() -> None:
+                changed, times = (tf.boolean_mask(each, is_used) for each in (rows, keys[:, 2]))
+                added = wire.decode(deltas, width)
+                lookup.add(changed, times, counts, steps, added, values, slots, workers)
 
-        def read(
-            rows: tf.Tensor, _: tf.Tensor, is_used: tf.Tensor, is_kept: tf.Tensor,
-            known: tf.Tensor, *others: tf.Tensor, lookup: ShardLookup,
-        ) -> list[tf.Tensor]:  # fmt: skip
-            del others
-            rows = tf.where(is_kept, rows, -1)
-            existing, changed, values, *rest = lookup.changes(rows, is_used, known, slots)
-            return [existing, changed, wire.encode(values), *rest]
+            def read() -> list[tf.Tensor]:
+                copied = tf.where(is_kept, rows, -1)
+                existing, changed, values, *rest = lookup.changes(copied, is_used, known, slots)
+                return [existing, changed, wire.encode(values), *rest]
+
+            return add, read
 
         def send_to(server: ServerConnection) -> list[list[np.ndarray]]:
             lookup, shard = self._lookups[server.number], self._shards[server.number]
@@ -330,8 +326,7 @@ class GeoRouter:
                 part = positions[start : start + chunk]
                 sent = place[part[used[part]]]
                 existing, changed, *values, until = shard.call_once(
-                    self._sequences[server.number], functools.partial(find, lookup=lookup),
-                    functools.partial(add, lookup=lookup), functools.partial(read, lookup=lookup),
+                    self._sequences[server.number], functools.partial(exchange, lookup=lookup),
                     keys[part], used[part], kept[part], known, *rest, deltas[sent],
                     exchanged.slots[sent], state=lookup.slots,
                 )  # fmt: skip

@@ -210,9 +210,7 @@ class RemoteTableShard(TableShard):
     def call_once(
         self,
         sequence: CallSequence,
-        prepare: Callable[..., Sequence[tf.Tensor]],
-        change: Callable[..., None],
-        read: Callable[..., Any],
+        function: Callable[..., tuple[Callable[[], None], Callable[[], Any]]],
         *arrays: Any,
         state: Iterable[Hashable] = (),
     ) -> Any:
@@ -222,19 +220,17 @@ class RemoteTableShard(TableShard):
 
         Args:
           sequence: sequence of the calls; one call must end before the next one begins.
-          prepare: function of the arrays, as tensors, that only reads, and returns the arguments of
-            the other functions.
-          change: function that changes rows.
-          read: function that is called after the change and only reads.
-          *arrays: arguments of `prepare`; see `call`.
+          function: function of tensors that only reads, and returns two functions: one that makes
+            the change, and one that is called after it, only reads, and returns what is read.
+          *arrays: arguments of the function; see `call`.
           state: see `TableShard.call`.
         """
         last = sequence.last
 
         def change_and_read(number: tf.Tensor, *tensors: tf.Tensor) -> Any:
-            prepared = prepare(*tensors)
-            last.change_once(number, lambda: change(*prepared))
-            return read(*prepared)
+            change, read = function(*tensors)
+            last.change_once(number, change)
+            return read()
 
         number = np.int64(next(sequence.numbers))
         return self.call(change_and_read, number, *arrays, state=state, idempotent=True)

@@ -20,7 +20,7 @@ SEED = os.environ.get("KERAS_STRATEGIES_TEST_SEED", "1")
         ("half_async", 2),
         *(
             pytest.param(mode, servers, marks=SLOW)
-            for mode in MODES
+            for mode in (*MODES, "geo-forgets")
             for servers in (1, 2)
             if (mode, servers) != ("half_async", 2)
         ),
