@@ -13,14 +13,15 @@ applied before the next one is computed, positions start at 0.
 If rows are removed during training, a gradient may belong to a row that has been removed since it
 was looked up, by another step or, on a server, by another worker. The row's place may already be
 that of another id. So a lookup in training returns references: the row's number and, in the bits
-above it, how often a row in this place has been freed. A gradient whose reference is not that of
-the present row is dropped before rows are put in view. In tables whose rows are only removed
-between steps, a reference is the row's number.
+above it, how often rows of the table had been freed by then. A gradient whose row has been freed
+since is dropped before rows are put in view. Most often, no row at all has been freed since, which
+one comparison tells without a look at each row. In tables whose rows are only removed between
+steps, a reference is the row's number.
 
 The rows of a server that is restarted are those of an earlier moment: a place may soon be that of
-another id than before. So tables on servers that may be restarted have such references as well, and
-a restarted server adds a number to the counts of all places, those of later rows included, so that
-no reference from before is valid.
+another id than before. So tables on servers that may be restarted have such references as well. A
+restarted server adds a number to its count that is larger than the greatest age of a valid
+reference, so that no reference from before is valid.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.compat.tensorflow import ResourceVariable
+from strategies.reduction.sparse import sum_by_index
 from strategies.utils.assertions import assert_in_step
 from strategies.utils.devices import HOST
 from strategies.variables.growable_array import GrowableArray
@@ -42,9 +44,11 @@ _MAX_DROPPED = 1024
 # for the number of the server.
 _ROW_BITS = 31
 _COUNT_BITS = 20
-# Added to the counts by a restarted server. A row is freed far less often between the moment that
-# is restored and the restart. The multiples of this number, modulo 2**20, are far from one another,
-# so that this also holds for references from before several restarts.
+# How often rows may be freed between a lookup and its gradient; older references are not valid.
+_MAX_AGE = 2**17
+# Added to the count by a restarted server. Rows are freed far less often between the moment that is
+# restored and the restart. Seven multiples of this number, modulo 2**20, are greater than the
+# maximum age, so that this also holds for references from before several restarts.
 _AT_RESTART = 400_557
 
 
@@ -65,8 +69,8 @@ class RowView:
 
     def __init__(self, expected: int | None = None, counts_frees: bool = False):
         self.expected = expected
-        # How often the row in each place has been freed.
-        self._times_freed = GrowableArray((), tf.int32, 0, expected) if counts_frees else None
+        # What `_frees` was after the row in each place was freed; 0 if it never was.
+        self._freed_at = GrowableArray((), tf.int64, 0, expected) if counts_frees else None
         with tf.init_scope(), tf.device(HOST):
             self._rows = ResourceVariable(tf.zeros([0], tf.int64), trainable=False, shape=[None])
             self.length, self.step = (
@@ -80,8 +84,10 @@ class RowView:
                 tf.zeros([0, 2], tf.int64), trainable=False, shape=[None, 2]
             )
             if counts_frees:
-                # What is added to the counts of all places in references.
-                self._first_count = ResourceVariable(tf.constant(0, tf.int32), trainable=False)
+                # How often rows have been freed, and what is added to this in references.
+                self._frees, self._first_count = (
+                    ResourceVariable(tf.constant(0, tf.int64), trainable=False) for _ in range(2)
+                )
                 mark_advance(self._first_count, _AT_RESTART)
         # The gradient that was checked last, its graph and view, and the operations of the check.
         self._checked: tuple[Any, Any, list[tf.Operation]] = (lambda: None, None, [])
@@ -90,56 +96,84 @@ class RowView:
     def grow(self, length: tf.Tensor) -> None:
         """Sets the number of rows, including freed ones."""
         self.length.assign(length)
-        if self._times_freed is not None:
-            self._times_freed.resize(length)
+        if self._freed_at is not None:
+            self._freed_at.resize(length)
 
     def row_bytes(self) -> int:
         """Returns the size of what is stored for the references to a row."""
-        return 0 if self._times_freed is None else self._times_freed.dtype.size
+        return 0 if self._freed_at is None else self._freed_at.dtype.size
 
     def mark_freed(self, rows: tf.Tensor) -> None:
         """Invalidates the references to rows."""
-        if self._times_freed is not None:
-            times = (self._times_freed.gather(rows) + 1) % 2**_COUNT_BITS
-            self._times_freed.update(rows, times)
+        if self._freed_at is not None:
+            with tf.device(HOST):
+                frees = self._frees.assign_add(tf.cast(tf.size(rows) > 0, tf.int64))
+                self._freed_at.update(rows, tf.fill(tf.shape(rows), frees))
 
     def references(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns references to rows; -1 stays -1."""
-        if self._times_freed is None:
+        if self._freed_at is None:
             return rows
-        present = tf.where(rows >= 0)[:, 0]
-        numbers = tf.gather(rows, present)
-        references = numbers + tf.bitwise.left_shift(self._counts(numbers), _ROW_BITS)
-        return tf.tensor_scatter_nd_update(rows, present[:, tf.newaxis], references)
+        count = tf.bitwise.bitwise_and(self._count(), 2**_COUNT_BITS - 1)
+        return tf.where(rows >= 0, rows + tf.bitwise.left_shift(count, _ROW_BITS), -1)
 
-    def _counts(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the counts in references to rows, int64."""
-        counts = self._times_freed.gather(rows) + self._first_count.read_value()  # type: ignore[union-attr]
-        return tf.cast(counts % 2**_COUNT_BITS, tf.int64)
+    def _count(self) -> tf.Tensor:
+        """Returns the count of a reference that is made now, before it is cut to its bits."""
+        with tf.device(HOST):
+            return self._frees.read_value() + self._first_count.read_value()
 
     def incarnation(self) -> tf.Tensor:
         """Returns a number that changes when the server of the rows is restarted, int64."""
-        if self._times_freed is None:
+        if self._freed_at is None:
             return tf.constant(0, tf.int64)
-        return tf.cast(self._first_count.read_value(), tf.int64)
+        return self._first_count.read_value()
 
     def drop_freed(
         self, references: tf.Tensor, *values: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the references whose rows have not been freed since, and their values."""
-        if self._times_freed is None:
+        """Returns the references whose rows have not been freed since, and their values.
+
+        Each row has one reference in the result, and the sum of the values of all its references:
+        lookups between which other rows were freed return different references to a row.
+
+        Args:
+          references: distinct references.
+          *values: tensors with one value for each of them.
+        """
+        if self._freed_at is None:
             return references, list(values)
-        rows = self.rows_of(references)
+        counts = tf.bitwise.right_shift(references, _ROW_BITS)
+        ages = tf.bitwise.bitwise_and(self._count() - counts, 2**_COUNT_BITS - 1)
+
+        def drop() -> list[tf.Tensor]:
+            rows = self.rows_of(references)
+            positions = self._find_current(rows, ages)
+            each = [tf.gather(value, positions) for value in values]
+            rows, _, sums = sum_by_index(tf.gather(rows, positions), *each)
+            return [self.references(rows), *sums]
+
+        are_current = tf.reduce_all((references >= 0) & tf.equal(ages, 0))
+        kept, *each = tf.cond(are_current, lambda: [references, *values], drop)
+        return kept, each
+
+    def _find_current(self, rows: tf.Tensor, ages: tf.Tensor) -> tf.Tensor:
+        """Returns the positions of the references that are valid.
+
+        Args:
+          rows: numbers of their rows.
+          ages: how often rows have been freed since they were made.
+        """
         # A restarted server has fewer rows than it had before.
-        existing = tf.where(rows < self.length.read_value())[:, 0]
-        counts = tf.bitwise.right_shift(tf.gather(references, existing), _ROW_BITS)
-        is_current = tf.equal(counts, self._counts(tf.gather(rows, existing)))
-        kept = tf.boolean_mask(existing, is_current)
-        return tf.gather(references, kept), [tf.gather(each, kept) for each in values]
+        is_possible = (rows < self.length.read_value()) & (ages < _MAX_AGE)
+        possible = tf.where(is_possible)[:, 0]
+        freed_at = self._freed_at.gather(tf.gather(rows, possible))  # type: ignore[union-attr]
+        with tf.device(HOST):
+            made_at = self._frees.read_value() - tf.gather(ages, possible)
+        return tf.boolean_mask(possible, freed_at <= made_at)
 
     def rows_of(self, references: tf.Tensor) -> tf.Tensor:
         """Returns the numbers of rows from references to them."""
-        if self._times_freed is None:
+        if self._freed_at is None:
             return references
         return tf.bitwise.bitwise_and(references, 2**_ROW_BITS - 1)
 

@@ -14,7 +14,12 @@ from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_limits, join, split
 from strategies.embedding.lookup.server import ServerRouter
 from strategies.embedding.shard.hashing import shard_of
-from strategies.embedding.shard.local_rows import ExchangedRows, LocalRows, LocalRowVariable
+from strategies.embedding.shard.local_rows import (
+    ExchangedRows,
+    LocalRows,
+    LocalRowVariable,
+    take,
+)
 from strategies.embedding.shard.server_shard import RemoteTableShard
 from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.embedding.shard.table_keys import TableKeys
@@ -287,13 +292,15 @@ class GeoRouter:
 
     def _send(self, exchanged: ExchangedRows, counts: np.ndarray, steps: np.int64) -> None:
         keys, used, kept = exchanged.keys, exchanged.used, exchanged.kept
-        remote = self.traffic.remote_keys(tf.constant(keys[used]), lambda: keys[:0])
+        tables = tf.constant(keys[used, :1])
+        remote = self.traffic.remote_keys(tables, lambda: tables[:0])
         self.traffic.record_gradients(remote)
         owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
         workers, slots = self._mode.present_workers, self._variable.live_slots()
         wire, width = self._wire, self._local.store.width
-        encoded = wire.encode(tf.constant(exchanged.deltas / workers))
-        deltas, place = encoded.numpy(), np.cumsum(used) - 1
+        deltas = wire.encode(exchanged.deltas / workers).numpy()
+        # Where the used rows are among them.
+        place = np.cumsum(used) - 1
         # Keys and values are sent, and those of rows that are kept come back.
         chunk = max(CHUNK_BYTES // (KEY_BYTES + 8 * width * (1 + len(slots))), 1)
 
@@ -311,8 +318,8 @@ class GeoRouter:
 
             def read() -> list[tf.Tensor]:
                 copied = tf.where(is_kept, rows, -1)
-                existing, changed, values, *rest = lookup.changes(copied, is_used, known, slots)
-                return [existing, changed, wire.encode(values), *rest]
+                exists, is_new, values, *rest = lookup.changes(copied, is_used, known, slots)
+                return [exists, is_new, wire.encode(values), *rest]
 
             return add, read
 
@@ -325,14 +332,15 @@ class GeoRouter:
             for start in range(0, max(len(positions), 1), chunk):
                 part = positions[start : start + chunk]
                 sent = place[part[used[part]]]
-                existing, changed, *values, until = shard.call_once(
+                exists, is_new, *values, until = shard.call_once(
                     self._sequences[server.number], functools.partial(exchange, lookup=lookup),
-                    keys[part], used[part], kept[part], known, *rest, deltas[sent],
-                    exchanged.slots[sent], state=lookup.slots,
+                    *(take(each, part) for each in (keys, used, kept)), known, *rest,
+                    *(take(each, sent) for each in (deltas, exchanged.slots)), state=lookup.slots,
                 )  # fmt: skip
                 if start == 0:
                     self._known[shard.index] = until
-                results.append([part[existing], part[changed], *values])
+                existing = part[exists]
+                results.append([existing, existing[is_new], *values])
                 rest = [np.zeros_like(each) for each in rest]
             return results
 
@@ -340,12 +348,14 @@ class GeoRouter:
         for results in self._extended.servers.each(send_to):
             for existing, changed, values, slot_values in results:
                 is_forgotten[existing] = False
-                sent = np.zeros([len(changed), width], np.float32)
                 of_used = used[changed]
-                sent[of_used] = wire.decode_array(deltas[place[changed[of_used]]], width)
+                sent = wire.decode_array(take(deltas, place[changed[of_used]]), width)
+                if not of_used.all():
+                    sent = _spread(sent, of_used)
                 values = wire.decode_array(values, width)
-                self._local.renew(exchanged.rows[changed], values, slot_values, sent)
-        self._local.forget(keys[is_forgotten], exchanged.rows[is_forgotten])
+                self._local.renew(take(exchanged.rows, changed), values, slot_values, sent)
+        if is_forgotten.any():
+            self._local.forget(keys[is_forgotten], exchanged.rows[is_forgotten])
 
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient unchanged: each worker trains its own rows."""
@@ -364,3 +374,10 @@ class GeoRouter:
         """Forgets all rows, which others may have set."""
         with tf.init_scope(), tf.device(HOST):
             self._local.forget(*self._local.all())
+
+
+def _spread(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the rows at the places of a mask, and zeros elsewhere."""
+    spread = np.zeros([len(mask), rows.shape[1]], rows.dtype)
+    spread[mask] = rows
+    return spread

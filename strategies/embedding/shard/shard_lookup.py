@@ -145,13 +145,14 @@ class ShardLookup:
           slots: names of the slot variables.
 
         Returns:
-          The positions of the rows that exist, int64; those of the rows that are wanted or may have
-          changed; the values of the latter and their slot variables, one beside the other; and
-          what is passed as `since` next time.
+          Which of the rows exist, bool [n]; which of these are wanted or may have changed, bool
+          [number of existing rows]; the values of the latter and their slot variables, one beside
+          the other; and what is passed as `since` next time.
         """
         view = self._store.view
         now = tf.stack([self._store.step.read_value(), view.incarnation()])
-        existing = tf.where(rows >= 0)[:, 0]
+        exists = rows >= 0
+        existing = tf.where(exists)[:, 0]
         found = tf.gather(rows, existing)
         # Others may have changed rows in the step of the earlier call, but after it. The rows of a
         # restarted server may be those of an earlier step.
@@ -159,8 +160,7 @@ class ShardLookup:
         is_new |= tf.gather(is_wanted, existing) | tf.not_equal(since[1], now[1])
         changed = tf.boolean_mask(found, is_new)
         values = self._store.variable.table.gather(changed)
-        positions = tf.boolean_mask(existing, is_new)
-        return existing, positions, values, self._slot_values(changed, slots), now
+        return exists, is_new, values, self._slot_values(changed, slots), now
 
     def add(
         self,

@@ -52,7 +52,7 @@ def test_what_is_exchanged_of_rows():
     local.change(local.use([(0, 7)]), 0.25)
     assert local.rows.find(keys_of([(0, 8), (1, 8)])).numpy().tolist() == [int(numbers[2]), -1]
     exchanged = local.rows.to_exchange(0)
-    found = zip(exchanged.keys.tolist(), exchanged.deltas[:, 0].tolist(), strict=True)
+    found = zip(exchanged.keys.tolist(), exchanged.deltas[:, 0].numpy().tolist(), strict=True)
     # The server that a row was fetched from has counted those occurrences.
     assert sorted(found) == [([0, 7, 3], 0.75), ([0, 8, 0], 0.0), ([1, 7, 0], 0.5)]
     assert exchanged.used.all() and not exchanged.kept.any()
@@ -83,11 +83,11 @@ def test_the_rows_used_most_are_kept_with_what_was_not_sent():
     local.fetch([(1, 9)], 0.0)
     again = local.rows.to_exchange(1)
     assert again.keys[again.used].tolist() == again.keys[again.kept].tolist() == [[1, 9, 0]]
-    assert again.deltas.tolist() == [[0.0, 0.0]]
+    assert again.deltas.numpy().tolist() == [[0.0, 0.0]]
     local.use([(0, 3)])
     again = local.rows.to_exchange(1)
     assert again.keys[again.kept].tolist() == [[0, 3, 3]]
-    assert again.deltas[again.keys[again.used, 1] == 3].tolist() == [[0.75, 0.75]]
+    assert again.deltas.numpy()[again.keys[again.used, 1] == 3].tolist() == [[0.75, 0.75]]
 
 
 def test_the_rows_that_were_used_are_kept_without_a_number():

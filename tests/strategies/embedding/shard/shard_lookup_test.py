@@ -38,7 +38,9 @@ def changes(lookup, keys, wanted, since):
     found = lookup.changes(
         lookup.find(keys), tf.constant(wanted), tf.constant(since, tf.int64), ["momentum"]
     )
-    existing, changed, values, slots, now = (each.numpy() for each in found)
+    exists, is_new, values, slots, now = (each.numpy() for each in found)
+    existing = np.flatnonzero(exists)
+    changed = existing[is_new]
     assert len(changed) == len(values) == len(slots)
     return existing.tolist(), changed.tolist(), values[:, 0].tolist(), now.tolist()
 
@@ -52,10 +54,10 @@ def test_changes_are_added_and_slot_variables_averaged():
     np.testing.assert_array_equal(slots, np.zeros([3, WIDTH]))
     add(lookup, keys_of((1, 5, 4), (0, 9, 1)), -0.25, -8.0, [[1, 1], [4, 2]], steps=2)
     rows = lookup.find(keys_of((1, 5, 0), (0, 9, 0), (0, 5, 0)))
-    existing, changed, values, slots, _ = lookup.changes(
+    exists, is_new, values, slots, _ = lookup.changes(
         rows, tf.fill([3], True), tf.zeros([2], tf.int64), ["momentum"]
     )
-    assert existing.numpy().tolist() == changed.numpy().tolist() == [0, 2]
+    assert (exists.numpy().tolist(), is_new.numpy().tolist()) == ([True, False, True], [True, True])
     np.testing.assert_array_equal(values, [[0.75, 0.75], [1.0, 1.0]])
     np.testing.assert_array_equal(slots, [[-2.0, -2.0], [0.0, 0.0]])
     counted = layer.statistics()
