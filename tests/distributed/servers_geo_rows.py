@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies.embedding.lookup import geo
+from strategies.embedding.lookup import row_exchange
 from tests.support.assertions import raises
 from tests.support.checks import run_checks
 from tests.support.embeddings import all_rows, embedding_of
@@ -23,7 +23,7 @@ api, replicas = sys.argv[1], int(sys.argv[2])
 cache = None if sys.argv[3] == "used" else int(sys.argv[3])
 keras = importlib.import_module(api)
 GEO_STEPS = 4
-geo.CHUNK_BYTES = 150  # one or two rows, so that an exchange takes several messages
+row_exchange.CHUNK_BYTES = 150  # one or two rows, so that an exchange takes several messages
 strategy = strategies.from_tf_config(
     mode="geo", geo_steps=GEO_STEPS, geo_row_cache=cache, num_replicas=replicas
 )

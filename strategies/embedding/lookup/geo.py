@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.compat.tensorflow import ResourceVariable
 from strategies.embedding.lookup.batch_keys import BatchKeys
 from strategies.embedding.lookup.prefetch_queue import PrefetchQueue
 from strategies.embedding.lookup.router import LookupResult, check_limits, join, split
+from strategies.embedding.lookup.row_exchange import RowExchange
 from strategies.embedding.lookup.server import ServerRouter
 from strategies.embedding.shard.hashing import shard_of
-from strategies.embedding.shard.local_rows import (
-    ExchangedRows,
-    LocalRows,
-    LocalRowVariable,
-    take,
-)
+from strategies.embedding.shard.local_rows import LocalRows, LocalRowVariable
 from strategies.embedding.shard.server_shard import RemoteTableShard
-from strategies.embedding.shard.shard_lookup import ShardLookup
 from strategies.embedding.shard.table_keys import TableKeys
 from strategies.embedding.shard.table_shard import Group
 from strategies.ps.connection import ServerConnection
@@ -29,10 +22,6 @@ from strategies.ps.extended import ParameterServerExtended
 from strategies.reduction.row_wire import RowWire
 from strategies.reduction.sparse import sum_by_index
 from strategies.utils.devices import HOST
-from tf_config.capacity import KEY_BYTES
-
-# Size of the rows in one message of an exchange.
-CHUNK_BYTES = 1 << 24
 
 
 class GeoRouter:
@@ -60,21 +49,13 @@ class GeoRouter:
         self._extended = extended
         self._shards = shards
         self._lookups = [shard.lookups[group] for shard in shards]
-        self._sequences = [shard.new_sequence() for shard in shards]
         self._variable = variable
-        self._mode = extended.update_mode
-        self._steps = self._mode.row_steps or 1
+        self._steps = extended.update_mode.row_steps or 1
         self._wire = RowWire(group.width, group.exchange_dtype)
         self._servers = ServerRouter(extended, shards, group)
         self.traffic = self._servers.traffic
         self._local = LocalRows(self._lookups[0].count, variable)
-        # The number of this worker's steps that the servers know of.
-        self._counted = 0
-        # Until when this worker knows the rows of each server that it keeps copies of.
-        self._known = {shard.index: np.zeros([2], np.int64) for shard in shards}
-        with tf.init_scope(), tf.device(HOST):
-            # Whether the mode knows that this worker has changes to send.
-            self._is_marked = ResourceVariable(False, trainable=False)
+        self._exchange = RowExchange(extended, shards, group, self._local, variable, self.traffic)
 
     def look_up(
         self, keys: Sequence[tf.Tensor], training: bool, starts_step: bool
@@ -106,7 +87,7 @@ class GeoRouter:
 
     def _exchange_in_step(self) -> tf.Tensor:
         def exchange(*_: np.ndarray) -> list[np.ndarray]:
-            self.exchange()
+            self._exchange.run()
             return [np.ones([], np.bool_)]
 
         tokens = self._local.tokens()
@@ -137,7 +118,7 @@ class GeoRouter:
         here, missing = tf.where(rows >= 0)[:, 0], tf.where(rows < 0)[:, 0]
         local.count(tf.gather(keys, here), tf.gather(rows, here))
         if not self._refuses:
-            is_needed = (tf.size(missing) > 0) | ~self._is_marked.read_value()
+            is_needed = (tf.size(missing) > 0) | ~self._exchange.is_unsent.read_value()
             rows = tf.cond(
                 is_needed, lambda: self._fetch_missing(keys, rows, missing)[0], lambda: rows
             )
@@ -236,10 +217,10 @@ class GeoRouter:
         has_row = np.zeros([len(keys)], np.bool_)
         values = np.zeros([len(keys), lookup.width], np.float32)
         excess = np.zeros([len(lookup.limited)], np.int64)
-        self._mark_unsent(True)
+        self._exchange.mark_unsent(True)
         if not len(keys):
             return [has_row, values, excess]
-        steps = self._uncounted(int(step))
+        steps = self._exchange.uncounted(int(step))
         wire = self._wire
 
         def fetch_from(server: ServerConnection) -> list[np.ndarray]:
@@ -266,97 +247,6 @@ class GeoRouter:
                 self._local.set_slots(rows[has_row], slot_values[has_row])
         return [has_row, values, excess]
 
-    def _uncounted(self, step: int) -> np.int64:
-        """Returns how many steps the servers do not know of, and takes them as known."""
-        steps, self._counted = step - self._counted, step
-        return np.int64(steps)
-
-    def exchange(self) -> None:
-        """Sends the changes of this worker's rows to the servers, and gets those of others.
-
-        Forgets the rows that this worker does not keep.
-        """
-        with tf.init_scope(), tf.device(HOST):
-            exchanged = self._local.to_exchange(self._mode.row_cache)
-            counts = self._local.take_counts()
-            steps = self._uncounted(int(self._local.store.step.numpy()))
-            if exchanged.used.any() or steps or counts.any():
-                self._send(exchanged, counts, steps)
-            self._mark_unsent(exchanged.others_are_used)
-
-    def _mark_unsent(self, is_unsent: bool) -> None:
-        """Records whether this worker has changes to send; runs eagerly."""
-        self._mode.mark_unsent(self.exchange, is_unsent)
-        with tf.init_scope(), tf.device(HOST):
-            self._is_marked.assign(is_unsent)
-
-    def _send(self, exchanged: ExchangedRows, counts: np.ndarray, steps: np.int64) -> None:
-        keys, used, kept = exchanged.keys, exchanged.used, exchanged.kept
-        tables = tf.constant(keys[used, :1])
-        remote = self.traffic.remote_keys(tables, lambda: tables[:0])
-        self.traffic.record_gradients(remote)
-        owners = shard_of(tf.constant(keys[:, 1]), len(self._shards)).numpy()
-        workers, slots = self._mode.present_workers, self._variable.live_slots()
-        wire, width = self._wire, self._local.store.width
-        deltas = wire.encode(exchanged.deltas / workers).numpy()
-        # Where the used rows are among them.
-        place = np.cumsum(used) - 1
-        # Keys and values are sent, and those of rows that are kept come back.
-        chunk = max(CHUNK_BYTES // (KEY_BYTES + 8 * width * (1 + len(slots))), 1)
-
-        def exchange(
-            keys: tf.Tensor, is_used: tf.Tensor, is_kept: tf.Tensor, known: tf.Tensor,
-            counts: tf.Tensor, steps: tf.Tensor, deltas: tf.Tensor, values: tf.Tensor,
-            lookup: ShardLookup,
-        ) -> tuple[Callable[[], None], Callable[[], list[tf.Tensor]]]:  # fmt: skip
-            rows = lookup.find(keys)
-
-            def add() -> None:
-                changed, times = (tf.boolean_mask(each, is_used) for each in (rows, keys[:, 2]))
-                added = wire.decode(deltas, width)
-                lookup.add(changed, times, counts, steps, added, values, slots, workers)
-
-            def read() -> list[tf.Tensor]:
-                copied = tf.where(is_kept, rows, -1)
-                exists, is_new, values, *rest = lookup.changes(copied, is_used, known, slots)
-                return [exists, is_new, wire.encode(values), *rest]
-
-            return add, read
-
-        def send_to(server: ServerConnection) -> list[list[np.ndarray]]:
-            lookup, shard = self._lookups[server.number], self._shards[server.number]
-            positions, results = np.flatnonzero((owners == shard.index) & (used | kept)), []
-            known = self._known[shard.index]
-            # Of the numbers of lookups, the sum over all shards is reported.
-            rest = [counts if shard.index == 0 else np.zeros_like(counts), steps]
-            for start in range(0, max(len(positions), 1), chunk):
-                part = positions[start : start + chunk]
-                sent = place[part[used[part]]]
-                exists, is_new, *values, until = shard.call_once(
-                    self._sequences[server.number], functools.partial(exchange, lookup=lookup),
-                    *(take(each, part) for each in (keys, used, kept)), known, *rest,
-                    *(take(each, sent) for each in (deltas, exchanged.slots)), state=lookup.slots,
-                )  # fmt: skip
-                if start == 0:
-                    self._known[shard.index] = until
-                existing = part[exists]
-                results.append([existing, existing[is_new], *values])
-                rest = [np.zeros_like(each) for each in rest]
-            return results
-
-        is_forgotten = np.ones([len(owners)], np.bool_)
-        for results in self._extended.servers.each(send_to):
-            for existing, changed, values, slot_values in results:
-                is_forgotten[existing] = False
-                of_used = used[changed]
-                sent = wire.decode_array(take(deltas, place[changed[of_used]]), width)
-                if not of_used.all():
-                    sent = _spread(sent, of_used)
-                values = wire.decode_array(values, width)
-                self._local.renew(take(exchanged.rows, changed), values, slot_values, sent)
-        if is_forgotten.any():
-            self._local.forget(keys[is_forgotten], exchanged.rows[is_forgotten])
-
     def reduce(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns the gradient unchanged: each worker trains its own rows."""
         return gradient
@@ -374,10 +264,3 @@ class GeoRouter:
         """Forgets all rows, which others may have set."""
         with tf.init_scope(), tf.device(HOST):
             self._local.forget(*self._local.all())
-
-
-def _spread(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns the rows at the places of a mask, and zeros elsewhere."""
-    spread = np.zeros([len(mask), rows.shape[1]], rows.dtype)
-    spread[mask] = rows
-    return spread
