@@ -3,8 +3,9 @@
     $ make benchmarks CASE="mirrored rows"
     $ .venv/bin/python -m benchmarks mirrored --rounds 5
 
-Options after the cases go to each of them. Peers that cannot share an environment with this package
-get one of their own, in .venv-peers; one that cannot be installed is left out.
+Options after the cases go to each of them. With --only nothing is drawn, for a picture has all
+systems. Peers that cannot share an environment with this package get one of their own, in
+.venv-peers; one that cannot be installed is left out.
 """
 
 from __future__ import annotations
@@ -99,12 +100,13 @@ def run(name: str, case: Case, options: list[str]) -> bool:
         if (python := python_of(peer)) is not None:
             command += [f"--{peer}", str(python)]
     numbers = NUMBERS / f"{name}.json"
-    if case.is_drawn:
+    is_drawn = case.is_drawn and not any(option.startswith("--only") for option in options)
+    if is_drawn:
         command += ["--json", str(numbers)]
     if subprocess.run(command, cwd=ROOT).returncode:
         return False
     # Where a case is left out, as two hosts are without root, there are no numbers.
-    if not case.is_drawn or not numbers.exists():
+    if not is_drawn or not numbers.exists():
         return True
     draw = [sys.executable, str(folder / "plot.py"), str(numbers), str(PICTURES / f"{name}.svg")]
     return not subprocess.run(draw, cwd=ROOT).returncode

@@ -77,8 +77,16 @@ def compare(
     """Measures systems, prints the tables, and writes all numbers where `--json` says.
 
     With `--before`, each system of this package also runs with the package of another checkout: the
-    same program, or none where it uses what is not there yet. `plot.py` draws what is written.
+    same program, or none where it uses what is not there yet. With `--only`, systems with other
+    names are left out. `plot.py` draws what is written.
     """
+    names = [system.name for system in systems]
+    systems = [each for each in systems if any(part in each.name for part in given.only or [""])]
+    if not systems:
+        sys.exit(
+            "--only must be a part of the name of a system. Received: "
+            f"{', '.join(given.only)}; the systems are: {'; '.join(names)}."
+        )
     if given.before is not None and not any(system.is_ours for system in systems):
         sys.exit("--before cannot be used here, because none of the systems is of this package.")
     both = []
@@ -234,6 +242,12 @@ def parser(description: str, compares: bool = True) -> argparse.ArgumentParser:
         parser.add_argument("--json", type=Path, help="a file for the numbers of all rounds")
         parser.add_argument(
             "--before", type=_checkout, help="a checkout of an earlier version, to compare with"
+        )
+        parser.add_argument(
+            "--only",
+            action="append",
+            metavar="NAME",
+            help="measure systems with this in their name",
         )
     parser.add_argument("--short", action="store_true", help="a few steps, to see that all runs")
     return parser

@@ -110,6 +110,23 @@ def test_an_earlier_version_runs_the_same_program_in_turn(turns, tmp_path, capsy
         turns.compare(systems[2:], turns.parser("").parse_args(command), True, unit="ms")
 
 
+def test_only_systems_that_are_named_are_measured(turns, capsys):
+    systems = [
+        turns.System(name, (sys.executable, "-c", "print('RESULT {\"ms\": 1}')"))
+        for name in ("this package", "a peer", "another peer")
+    ]
+
+    def measure(*options):
+        given = turns.parser("").parse_args(["--rounds", "1", *options])
+        turns.compare(systems, given, less_is_better=True, unit="ms")
+        return [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[2:]]
+
+    assert measure() == ["| this package", "| a peer", "| another peer"]
+    assert measure("--only", "this", "--only", "another") == ["| this package", "| another peer"]
+    with pytest.raises(SystemExit, match="Received: none; the systems are: this package; a peer;"):
+        measure("--only", "none")
+
+
 def test_what_is_no_checkout_cannot_be_compared_with(turns, tmp_path, capsys):
     with pytest.raises(SystemExit):
         turns.parser("").parse_args(["--before", str(tmp_path)])
