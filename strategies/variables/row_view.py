@@ -114,12 +114,16 @@ class RowView:
         """Returns references to rows; -1 stays -1."""
         if self._freed_at is None:
             return rows
-        count = tf.bitwise.bitwise_and(self._count(), 2**_COUNT_BITS - 1)
+        count = tf.bitwise.bitwise_and(self._count_after(rows), 2**_COUNT_BITS - 1)
         return tf.where(rows >= 0, rows + tf.bitwise.left_shift(count, _ROW_BITS), -1)
 
-    def _count(self) -> tf.Tensor:
-        """Returns the count of a reference that is made now, before it is cut to its bits."""
-        with tf.device(HOST):
+    def _count_after(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the count of a reference, before it is cut to its bits, once a tensor is known.
+
+        Python functions in a graph of several steps free rows, which TensorFlow does not know. So
+        without the tensor it might read the count of a step before or after those of other steps.
+        """
+        with tf.device(HOST), tf.control_dependencies([tensor]):
             return self._frees.read_value() + self._first_count.read_value()
 
     def incarnation(self) -> tf.Tensor:
@@ -143,7 +147,7 @@ class RowView:
         if self._freed_at is None:
             return references, list(values)
         counts = tf.bitwise.right_shift(references, _ROW_BITS)
-        ages = tf.bitwise.bitwise_and(self._count() - counts, 2**_COUNT_BITS - 1)
+        ages = tf.bitwise.bitwise_and(self._count_after(references) - counts, 2**_COUNT_BITS - 1)
 
         def drop() -> list[tf.Tensor]:
             rows = self.rows_of(references)
@@ -163,12 +167,12 @@ class RowView:
           rows: numbers of their rows.
           ages: how often rows have been freed since they were made.
         """
+        with tf.device(HOST), tf.control_dependencies([ages]):
+            length, frees = self.length.read_value(), self._frees.read_value()
         # A restarted server has fewer rows than it had before.
-        is_possible = (rows < self.length.read_value()) & (ages < _MAX_AGE)
-        possible = tf.where(is_possible)[:, 0]
+        possible = tf.where((rows < length) & (ages < _MAX_AGE))[:, 0]
         freed_at = self._freed_at.gather(tf.gather(rows, possible))  # type: ignore[union-attr]
-        with tf.device(HOST):
-            made_at = self._frees.read_value() - tf.gather(ages, possible)
+        made_at = frees - tf.gather(ages, possible)
         return tf.boolean_mask(possible, freed_at <= made_at)
 
     def rows_of(self, references: tf.Tensor) -> tf.Tensor:
