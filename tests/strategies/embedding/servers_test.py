@@ -62,7 +62,6 @@ def test_no_change_of_a_row_is_lost(run_check, check, mode, steps, workers, ps, 
         slow=[
             "an_id_is_admitted_by_all_its_occurrences",
             "each_row_of_a_step_is_penalized_once",
-            "several_steps_in_a_function",
         ],
     ),
 )
