@@ -47,8 +47,8 @@ _COUNT_BITS = 20
 # How often rows may be freed between a lookup and its gradient; older references are not valid.
 _MAX_AGE = 2**17
 # Added to the count by a restarted server. Rows are freed far less often between the moment that is
-# restored and the restart. Seven multiples of this number, modulo 2**20, are greater than the
-# maximum age, so that this also holds for references from before several restarts.
+# restored and the restart. The first seven multiples of this number, modulo 2**20, are greater than
+# the maximum age, so that this also holds for references from before several restarts.
 _AT_RESTART = 400_557
 
 
@@ -120,8 +120,8 @@ class RowView:
     def _count_after(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the count of a reference, before it is cut to its bits, once a tensor is known.
 
-        Python functions in a graph of several steps free rows, which TensorFlow does not know. So
-        without the tensor it might read the count of a step before or after those of other steps.
+        In a graph of several steps, Python functions free rows between the steps. TensorFlow does
+        not know this, and without the tensor might read the count of another step.
         """
         with tf.device(HOST), tf.control_dependencies([tensor]):
             return self._frees.read_value() + self._first_count.read_value()
