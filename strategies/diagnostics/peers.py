@@ -101,10 +101,15 @@ class Peers:
         self._last: dict[Task, bytes | None] = {}
         self._changed: dict[Task, float] = {}
         self._looked = float("-inf")
+        self._reached = time.monotonic()
 
     def state_of(self, task: Task) -> State | None:
         """Returns the state of a worker; None if it is unknown."""
         return State.from_bytes(self._entries.get(task))
+
+    def note_reached(self) -> None:
+        """Records that the store could be reached just now."""
+        self._reached = time.monotonic()
 
     def look(self, is_reached: bool = True) -> dict[Task, State]:
         """Reads the state of each other worker, and measures how long it has been silent.
@@ -115,12 +120,15 @@ class Peers:
         now = time.monotonic()
         if now - self._looked > _LONGEST_PAUSE_SECONDS:
             self._changed = {}
+        # Not just from now on, because requests that fail take seconds: a worker may first look
+        # long after its operation began to wait, and little time before the operation fails.
+        since = now if is_reached else max(self._reached, now - _LONGEST_PAUSE_SECONDS)
         states = {}
         for task in self.others:
             entry = self._entries.get(task) if is_reached else None
             if entry != self._last.get(task) and entry is not None:
                 self._last[task], self._changed[task] = entry, now
-            silent = now - self._changed.setdefault(task, now)
+            silent = now - self._changed.setdefault(task, since)
             reported = State.from_bytes(entry) or State()
             states[task] = dataclasses.replace(reported, silent=silent)
         self._looked = time.monotonic()  # again, so that slow reads do not count as a pause

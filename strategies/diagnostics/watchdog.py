@@ -394,7 +394,11 @@ class Watchdog:
 
     def _publish(self, state: State) -> bool:
         self._beat += 1
-        return self._entries.put(self._task, dataclasses.replace(state, beat=self._beat).to_bytes())
+        entry = dataclasses.replace(state, beat=self._beat).to_bytes()
+        is_reached = self._entries.put(self._task, entry)
+        if is_reached:
+            self._peers.note_reached()
+        return is_reached
 
 
 def place_in(stack: Sequence[Entry]) -> str:

@@ -270,10 +270,9 @@ def check_training_ends_on_all_workers_at_one_workers_gradient_that_is_no_number
         absl.logging.get_absl_logger().removeHandler(handler)
     assert batches == [0, 1]
     culprit = 4 * workers // 16
-    assert (
-        f"Training ends at batch 1: gradients that are NaN or infinite on worker {culprit} in"
-        in (messages[0])
-    )
+    # On a busy machine, the first worker's report of who is waited for may come before it.
+    (message,) = [each for each in messages if each.startswith("Training ends")]
+    assert f"at batch 1: gradients that are NaN or infinite on worker {culprit} in" in message
 
 
 if __name__ == "__main__":

@@ -326,6 +326,34 @@ def test_without_the_store_the_others_are_silent(monkeypatch):
     assert others.look()[TASKS[1]].silent == 0
 
 
+def test_silence_without_the_store_begins_when_it_was_last_reached(monkeypatch):
+    silence = Silence(monkeypatch)
+    others = peers.Peers(silence, TASKS[1:])
+    silence.now += 100
+    others.note_reached()
+    for seconds, silent in ((20, 20), (5, 25)):
+        silence.now += seconds
+        assert others.look(is_reached=False)[TASKS[1]].silent == silent
+    silence.now += 100  # this process may have been suspended
+    assert others.look(is_reached=False)[TASKS[1]].silent == 30
+
+
+def test_who_fails_names_the_host_that_was_cut_off_even_if_it_looks_late(monkeypatch, caplog):
+    unreachable = {SPEC.addresses[TASKS[0]]: Reached("unreachable", "")}
+    monkeypatch.setattr(watchdog_module, "connect", lambda *_: unreachable)
+    monkeypatch.setattr(watchdog_module, "is_ending_by_error", lambda: True)
+    silence, ends = Silence(monkeypatch), []
+    failing = Watchdog(silence, SPEC, TASKS[1], OperationTracker(), 30.0, ends.append)
+    failing._publish(State())
+    silence.put = lambda key, value: False
+    # The requests that fail have taken all of the time in which its operation waited.
+    silence.now += 30
+    failing._thread.start()
+    failing.leave()
+    (message,) = caplog.messages
+    assert "worker 1 ends: worker 0 (127.0.0.1:1) has not reported for 30 s, on a host" in message
+
+
 def test_who_has_ended_is_missed_only_where_it_is_waited_for(store):
     ends = []
     waiting = watchdog(store, 0, ends, needs_all=False)
