@@ -46,7 +46,9 @@ def draw(content: dict, path: Path) -> None:
         bars = panel.barh(systems, medians, color=colors, xerr=[below, above], ecolor="#444444")
         labels = [f"{median:.3g}" if median < 100 else f"{median:,.0f}" for median in medians]
         panel.bar_label(bars, labels, padding=3, fontsize=7)
-        panel.margins(x=0.15)
+        panel.margins(x=0.2)
+        panel.locator_params(axis="x", nbins=5)
+        panel.xaxis.set_major_formatter("{x:,.10g}")
         panel.invert_yaxis()
         panel.set_title("" if what == content["unit"] else what)
         panel.set_xlabel(content["unit"] + (", less is better" * content["less_is_better"]))
