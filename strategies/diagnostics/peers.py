@@ -115,7 +115,8 @@ class Peers:
         """Reads the state of each other worker, and measures how long it has been silent.
 
         Args:
-          is_reached: whether the store can be reached; if not, it is not read.
+          is_reached: whether the store can be reached; if not, it is not read, and the workers have
+            been silent since it was last reached.
         """
         now = time.monotonic()
         if now - self._looked > _LONGEST_PAUSE_SECONDS:
